@@ -1,0 +1,5 @@
+//! Devices: listing, opening, capabilities.
+
+mod caps;
+
+pub use caps::Capabilities;

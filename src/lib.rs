@@ -1,0 +1,17 @@
+//! Async RDMA on tokio with an io_uring-style completion API.
+//!
+//! The promise is in the name: **a write is done when it has landed**, that is, when the remote side has
+//! confirmed that the data is in its memory, never when the local queue has drained.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod connect;
+pub mod device;
+pub mod error;
+pub mod kv;
+pub mod memory;
+pub mod ring;
+
+mod completion_queue;
+mod provider;
+mod queue_pair;
+mod reactor;

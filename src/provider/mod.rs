@@ -1,0 +1,408 @@
+//! The provider boundary: what a transport must offer, shaped like libibverbs.
+//!
+//! Everything above this module is the same for every transport. Everything below it is one of the variants of
+//! the enums here, which are matched once for a batch of work, not once for a work request. The surface is
+//! synchronous and never blocks: `post`, `poll`, `arm`, and a descriptor that becomes readable.
+//!
+//! ```text
+//!   Channel   completion channel: a descriptor; events of its CQs   (ibv_comp_channel)
+//!   Cq        completion queue: poll(&mut [Cqe]), arm()             (ibv_cq)
+//!   Qp        queue pair: post_send(&WrChain), post_recv, connect   (ibv_qp)
+//!   Pd, Mr    protection domain, memory region: lkey and rkey       (ibv_pd, ibv_mr)
+//! ```
+//!
+//! A software transport has no hardware that works in the background: its I/O happens inside [`Cq::poll`], on the
+//! thread that polls. That is why [`Cq::arm`] can answer [`Armed::More`].
+
+pub(crate) mod soft;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::device::Capabilities;
+use crate::error::{DeviceError, MemoryError, PostError, QpError};
+use crate::memory::Mapping;
+
+/// Access flags of a memory region, with the bits of `enum ibv_access_flags`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct AccessFlags(pub(crate) u32);
+
+impl AccessFlags {
+    pub(crate) const LOCAL_WRITE: Self = Self(1);
+    pub(crate) const REMOTE_WRITE: Self = Self(1 << 1);
+    pub(crate) const REMOTE_READ: Self = Self(1 << 2);
+    pub(crate) const REMOTE_ATOMIC: Self = Self(1 << 3);
+
+    pub(crate) const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(crate) const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// A scatter/gather element: `length` bytes at a virtual address, under a local key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sge {
+    pub(crate) addr: u64,
+    pub(crate) len: u32,
+    pub(crate) lkey: u32,
+}
+
+/// What a send work request does. `imm` is in host order; providers put it on the wire big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SendOp {
+    Send { imm: Option<u32> },
+    Write { remote_addr: u64, rkey: u32, imm: Option<u32> },
+    Read { remote_addr: u64, rkey: u32 },
+}
+
+/// One send work request of a [`WrChain`]. Its elements are `sges[sge_start..][..sge_len]` of the chain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendWr {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) sge_start: u32,
+    pub(crate) sge_len: u16,
+    pub(crate) signaled: bool,
+    /// Copy the payload at the post; the elements need no lkey and may be reused when the post returns.
+    pub(crate) inline: bool,
+}
+
+/// A chain of send work requests, posted with one doorbell. Reused, so that steady state allocates nothing.
+#[derive(Default, Debug)]
+pub(crate) struct WrChain {
+    pub(crate) wrs: Vec<SendWr>,
+    pub(crate) sges: Vec<Sge>,
+}
+
+impl WrChain {
+    pub(crate) fn clear(&mut self) {
+        self.wrs.clear();
+        self.sges.clear();
+    }
+
+    pub(crate) fn push(&mut self, wr_id: u64, op: SendOp, sges: &[Sge], signaled: bool, inline: bool) {
+        let sge_start = self.sges.len() as u32;
+        self.sges.extend_from_slice(sges);
+        self.wrs.push(SendWr { wr_id, op, sge_start, sge_len: sges.len() as u16, signaled, inline });
+    }
+
+    pub(crate) fn sges_of(&self, wr: &SendWr) -> &[Sge] {
+        &self.sges[wr.sge_start as usize..][..wr.sge_len as usize]
+    }
+}
+
+/// A receive work request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvWr {
+    pub(crate) wr_id: u64,
+    /// `None` receives immediates and empty messages only.
+    pub(crate) sge: Option<Sge>,
+}
+
+/// Status of a completion: `enum ibv_wc_status`, by its meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WcStatus {
+    /// `IBV_WC_SUCCESS`
+    Success,
+    /// `IBV_WC_LOC_LEN_ERR`: a received message is longer than the receive buffer.
+    LocalLength,
+    /// `IBV_WC_LOC_QP_OP_ERR`
+    LocalQpOperation,
+    /// `IBV_WC_LOC_PROT_ERR`: a local element is not covered by its lkey.
+    LocalProtection,
+    /// `IBV_WC_WR_FLUSH_ERR`: the queue pair was in the error state before this request was executed.
+    Flushed,
+    /// `IBV_WC_BAD_RESP_ERR`
+    BadResponse,
+    /// `IBV_WC_LOC_ACCESS_ERR`
+    LocalAccess,
+    /// `IBV_WC_REM_INV_REQ_ERR`: the responder found the request malformed (for instance, too long for its receive).
+    RemoteInvalidRequest,
+    /// `IBV_WC_REM_ACCESS_ERR`: the rkey, its bounds or its access flags do not allow this.
+    RemoteAccess,
+    /// `IBV_WC_REM_OP_ERR`
+    RemoteOperation,
+    /// `IBV_WC_RETRY_EXC_ERR`: the peer does not answer.
+    RetryExceeded,
+    /// `IBV_WC_RNR_RETRY_EXC_ERR`: the peer posted no receive in time.
+    RnrRetryExceeded,
+    /// `IBV_WC_FATAL_ERR`
+    Fatal,
+    /// `IBV_WC_GENERAL_ERR`
+    General,
+    /// A status that this crate has no name for.
+    Other(u32),
+}
+
+/// What a completion is of: `enum ibv_wc_opcode`. Only valid when the status is `Success`, as in verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WcOpcode {
+    Send,
+    Write,
+    Read,
+    Recv,
+    RecvWriteWithImm,
+}
+
+/// A completion queue entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cqe {
+    pub(crate) wr_id: u64,
+    pub(crate) qp_num: u32,
+    pub(crate) status: WcStatus,
+    pub(crate) vendor_err: u32,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: Option<u32>,
+}
+
+impl Default for Cqe {
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            qp_num: 0,
+            status: WcStatus::Success,
+            vendor_err: 0,
+            opcode: WcOpcode::Send,
+            byte_len: 0,
+            imm: None,
+        }
+    }
+}
+
+/// The answer of [`Cq::arm`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Armed {
+    /// The next completion makes the channel's descriptor readable. Poll once more before sleeping.
+    Armed,
+    /// There is work that needs no event (a software transport stopped at its budget): yield, then poll again.
+    More,
+}
+
+/// The state of a queue pair, as `enum ibv_qp_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QpState {
+    Init,
+    Rts,
+    Err,
+}
+
+/// What a peer must know to connect to a queue pair. Exchanged by the bootstrap; encoded in `connect::hello`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct QpAddress {
+    pub(crate) qp_num: u32,
+    /// First packet sequence number, 24 random bits.
+    pub(crate) psn: u32,
+    pub(crate) lid: u16,
+    /// The port's GID; on the soft provider an IPv6 or an IPv4-mapped address.
+    pub(crate) gid: [u8; 16],
+    /// Soft provider only: the TCP port on which this queue pair accepts its peer, and the secret the peer shows.
+    pub(crate) soft_port: u16,
+    pub(crate) soft_key: u64,
+}
+
+/// Attributes of a queue pair at creation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpInit {
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) max_send_sge: u32,
+    pub(crate) max_recv_sge: u32,
+    pub(crate) max_inline: u32,
+}
+
+/// Attributes of INIT→RTR→RTS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpConnect {
+    pub(crate) remote: QpAddress,
+    /// Path MTU in bytes: the smaller of the two ports' active MTUs (B2). One of 256, 512, 1024, 2048, 4096.
+    pub(crate) path_mtu: u32,
+    /// READs that we may have outstanding, and that we serve.
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    /// Local ACK time-out: 4.096 µs × 2^timeout, times `retry_cnt`. 7 retries mean "for ever" on rxe: never 7.
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    /// Receiver-not-ready retries; 7 is for ever, so never 7. `min_rnr_timer` is the IB code (12 = 0.64 ms).
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    /// This side dials where a transport has to dial (soft). Exactly one side of a connection is active.
+    pub(crate) active: bool,
+}
+
+// Below, each enum has one variant a provider. `verbs` joins them.
+
+#[derive(Clone, Debug)]
+pub(crate) enum Device {
+    Soft(Arc<soft::SoftDevice>),
+}
+
+/// A completion channel. All its queues belong to one driver (see `reactor`).
+#[derive(Clone, Debug)]
+pub(crate) enum Channel {
+    Soft(Arc<soft::SoftChannel>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Pd {
+    Soft(Arc<soft::SoftPd>),
+}
+
+/// A registered memory region. Deregisters on drop; memory stays mapped until the last in-flight use is over.
+#[derive(Debug)]
+pub(crate) enum Mr {
+    Soft(soft::SoftMr),
+}
+
+#[derive(Debug)]
+pub(crate) enum Cq {
+    Soft(soft::SoftCq),
+}
+
+/// A queue pair. Drop destroys it: afterwards no payload of its peer is written any more.
+#[derive(Debug)]
+pub(crate) enum Qp {
+    Soft(soft::SoftQp),
+}
+
+impl Device {
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        match self {
+            Self::Soft(d) => d.capabilities(),
+        }
+    }
+
+    pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
+        match self {
+            Self::Soft(d) => Ok(Pd::Soft(d.alloc_pd()?)),
+        }
+    }
+
+    pub(crate) fn create_channel(&self) -> Result<Channel, DeviceError> {
+        match self {
+            Self::Soft(d) => Ok(Channel::Soft(d.create_channel()?)),
+        }
+    }
+}
+
+impl Pd {
+    /// Registers `mapping`. Blocking on real devices (pins pages): call it off the runtime's workers.
+    pub(crate) fn reg_mr(&self, mapping: Arc<Mapping>, offset: u64, len: u64, access: AccessFlags) -> Result<Mr, MemoryError> {
+        match self {
+            Self::Soft(pd) => Ok(Mr::Soft(pd.reg_mr(mapping, offset, len, access)?)),
+        }
+    }
+
+    pub(crate) fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, init: QpInit) -> Result<Qp, QpError> {
+        match (self, send_cq, recv_cq) {
+            (Self::Soft(pd), Cq::Soft(s), Cq::Soft(r)) => Ok(Qp::Soft(pd.create_qp(s, r, init)?)),
+        }
+    }
+}
+
+impl Channel {
+    /// Becomes readable when a queue of this channel that was armed has something to poll.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Soft(c) => c.fd(),
+        }
+    }
+
+    /// Takes and acknowledges every pending event, until the descriptor would block (R3).
+    pub(crate) fn drain_events(&self) -> io::Result<()> {
+        match self {
+            Self::Soft(c) => c.drain_events(),
+        }
+    }
+
+    /// Creates a completion queue with room for `capacity` entries.
+    pub(crate) fn create_cq(&self, capacity: u32) -> Result<Cq, DeviceError> {
+        match self {
+            Self::Soft(c) => Ok(Cq::Soft(c.create_cq(capacity)?)),
+        }
+    }
+}
+
+impl Mr {
+    pub(crate) fn lkey(&self) -> u32 {
+        match self {
+            Self::Soft(m) => m.lkey(),
+        }
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        match self {
+            Self::Soft(m) => m.rkey(),
+        }
+    }
+}
+
+impl Cq {
+    /// Takes up to `out.len()` completions. On a software transport this is also where I/O happens, a bounded
+    /// slice of it a call.
+    pub(crate) fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
+        match self {
+            Self::Soft(c) => c.poll(out),
+        }
+    }
+
+    /// Requests an event for the next completion.
+    pub(crate) fn arm(&self) -> io::Result<Armed> {
+        match self {
+            Self::Soft(c) => c.arm(),
+        }
+    }
+}
+
+impl Qp {
+    pub(crate) fn qp_num(&self) -> u32 {
+        match self {
+            Self::Soft(q) => q.qp_num(),
+        }
+    }
+
+    /// The address that the peer needs. Stable from creation on.
+    pub(crate) fn address(&self) -> QpAddress {
+        match self {
+            Self::Soft(q) => q.address(),
+        }
+    }
+
+    /// INIT→RTR→RTS. Does not wait for the peer.
+    pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
+        match self {
+            Self::Soft(q) => q.connect(attr),
+        }
+    }
+
+    /// Posts the whole chain with one doorbell, or says which request was the first not posted.
+    pub(crate) fn post_send(&self, chain: &WrChain) -> Result<(), PostError> {
+        match self {
+            Self::Soft(q) => q.post_send(chain),
+        }
+    }
+
+    pub(crate) fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
+        match self {
+            Self::Soft(q) => q.post_recv(wrs),
+        }
+    }
+
+    /// Moves to ERR. Every outstanding request completes, with [`WcStatus::Flushed`] unless it had failed by itself.
+    pub(crate) fn set_error(&self) -> Result<(), QpError> {
+        match self {
+            Self::Soft(q) => q.set_error(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> QpState {
+        match self {
+            Self::Soft(q) => q.state(),
+        }
+    }
+}
