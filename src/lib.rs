@@ -15,3 +15,4 @@ mod completion_queue;
 mod provider;
 mod queue_pair;
 mod reactor;
+mod wire;

@@ -1,0 +1,256 @@
+//! Errors: each says what was asked, what the limit or state was, and what to do. The cause is in `source()`.
+
+use std::io;
+
+use crate::provider::WcStatus;
+
+/// A device could not be listed, opened or asked for a resource.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// No device of that name.
+    #[error("no device named {name:?}; there are: {available}")]
+    NotFound {
+        /// The name asked for.
+        name: String,
+        /// The names that exist, comma-separated.
+        available: String,
+    },
+    /// A configuration (argument or environment variable) does not parse.
+    #[error("{what}: {got:?} is not valid: {expected}")]
+    Config {
+        /// The option or the environment variable.
+        what: &'static str,
+        /// The value found.
+        got: String,
+        /// What is accepted.
+        expected: String,
+    },
+    /// A request above a limit of the device.
+    #[error("{what}: asked for {asked}, the device's limit is {limit}; {fix}")]
+    Limit {
+        /// The quantity.
+        what: &'static str,
+        /// The amount asked for.
+        asked: u64,
+        /// The most that the device gives.
+        limit: u64,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// The device lacks the feature.
+    #[error("{what} is not supported by {device}; {fix}")]
+    Unsupported {
+        /// The feature.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// No tokio runtime where one is needed.
+    #[error("no tokio runtime with I/O and time enabled here; call this inside one")]
+    NoRuntime,
+    /// The system refused.
+    #[error("{what} failed")]
+    Os {
+        /// The operation.
+        what: &'static str,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Memory could not be allocated, mapped, registered, or addressed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// A length of zero, or one that does not fit.
+    #[error("a region of {asked} bytes was asked for; {fix}")]
+    Length {
+        /// Bytes asked for.
+        asked: u64,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// Above the device's `max_mr_size`.
+    #[error("a memory region of {asked} bytes was asked for, the device's max_mr_size is {limit}; register it in pieces")]
+    TooLarge {
+        /// Bytes asked for.
+        asked: u64,
+        /// The device's limit.
+        limit: u64,
+    },
+    /// `offset + len` lies outside.
+    #[error("bytes {offset}..+{len} are outside of a range of {size} bytes")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes that there are.
+        size: u64,
+    },
+    /// The system refused to allocate or map.
+    #[error("{what} of {len} bytes failed")]
+    Os {
+        /// The operation.
+        what: &'static str,
+        /// Bytes.
+        len: u64,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The device refused to register (for instance, above `RLIMIT_MEMLOCK`).
+    #[error("registering {len} bytes failed (RLIMIT_MEMLOCK is {memlock}); raise it: ulimit -l unlimited")]
+    Register {
+        /// Bytes.
+        len: u64,
+        /// The soft limit, as `ulimit -l` prints it.
+        memlock: String,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The runtime went away before the blocking part had run.
+    #[error("the tokio runtime is shutting down")]
+    RuntimeGone,
+}
+
+/// A queue pair or completion queue could not be created or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum QpError {
+    /// A request above a limit of the device.
+    #[error("{what}: asked for {asked}, the limit is {limit}; {fix}")]
+    Limit {
+        /// The quantity.
+        what: &'static str,
+        /// The amount asked for.
+        asked: u64,
+        /// The limit.
+        limit: u64,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// The completion queue cannot hold the completions of one more queue pair (R4).
+    #[error(
+        "completion queue of {capacity} entries already serves {committed}; this queue pair adds {asked} (send {send} + receive {recv}): create it with at least {needed}"
+    )]
+    CqTooSmall {
+        /// Entries of the queue.
+        capacity: u32,
+        /// Entries promised to other queue pairs.
+        committed: u32,
+        /// Entries that this one needs.
+        asked: u32,
+        /// Its send queue.
+        send: u32,
+        /// Its receive queue.
+        recv: u32,
+        /// The capacity that would do.
+        needed: u32,
+    },
+    /// The transition is not possible in this state.
+    #[error("queue pair {qp_num} is in state {state}, {wanted} was asked for; {fix}")]
+    State {
+        /// The queue pair.
+        qp_num: u32,
+        /// Its state.
+        state: &'static str,
+        /// The transition.
+        wanted: &'static str,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// The resources are of different devices.
+    #[error("{what} belong to different devices; use one device for both")]
+    ForeignResource {
+        /// The two resources.
+        what: &'static str,
+    },
+    /// The device refused.
+    #[error("{what} failed")]
+    Os {
+        /// The operation.
+        what: &'static str,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A post was refused. Requests before `index` are posted.
+#[derive(Debug, thiserror::Error)]
+#[error("work request {index} of the chain was not posted")]
+pub(crate) struct PostError {
+    pub(crate) index: usize,
+    #[source]
+    pub(crate) source: io::Error,
+}
+
+/// Why an operation ended without a value.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpError {
+    /// The device completed the request with an error status: this one is the cause of what follows it.
+    #[error("queue pair {qp_num}: the request completed with {status:?} (vendor code {vendor_err})")]
+    Status {
+        /// The queue pair.
+        qp_num: u32,
+        /// The device's status.
+        status: WcStatus,
+        /// The driver's own code.
+        vendor_err: u32,
+    },
+    /// Flushed, because something else had put the queue pair in the error state.
+    #[error("queue pair {qp_num}: flushed, the queue pair had failed before")]
+    Flushed {
+        /// The queue pair.
+        qp_num: u32,
+        /// What failed first (R6). `None` when the queue pair was closed.
+        #[source]
+        cause: Option<std::sync::Arc<OpError>>,
+    },
+    /// The queue pair was closed or dropped while the operation was outstanding.
+    #[error("queue pair {qp_num} was closed")]
+    Closed {
+        /// The queue pair.
+        qp_num: u32,
+    },
+    /// The local queue is at its limit (non-waiting calls only).
+    #[error("the {queue} queue of queue pair {qp_num} is full ({depth} outstanding); await, or use the waiting call")]
+    Full {
+        /// The queue pair.
+        qp_num: u32,
+        /// `"send"` or `"receive"`.
+        queue: &'static str,
+        /// Its depth.
+        depth: u32,
+    },
+    /// Refused before it was posted (R10): bounds, access or a limit.
+    #[error("{what}: asked for {asked}, the limit is {limit}; {fix}")]
+    Refused {
+        /// The quantity.
+        what: &'static str,
+        /// The amount asked for.
+        asked: u64,
+        /// The limit.
+        limit: u64,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// The device refused the post.
+    #[error("queue pair {qp_num}: the device refused the post: {reason}")]
+    Post {
+        /// The queue pair.
+        qp_num: u32,
+        /// The driver's error.
+        reason: String,
+    },
+    /// The runtime that drove this queue has gone away.
+    #[error("the tokio runtime that drove this queue is gone; keep it alive until close().await has returned")]
+    RuntimeGone,
+}

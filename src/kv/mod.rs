@@ -1,0 +1,3 @@
+//! `KvChannel`: blocks of KV cache from one process to another; a write ends when it has landed.
+
+pub(crate) mod proto;
