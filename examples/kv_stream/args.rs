@@ -1,0 +1,148 @@
+//! The command line of `kv_stream`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use landfall::device::Profile;
+
+pub const USAGE: &str = "\
+kv_stream: stream KV cache, block by block, from a prefill to a decode process; each write resolves when it has landed
+
+  kv_stream [OPTIONS]                   starts its peer process itself
+  kv_stream --listen ADDR [OPTIONS]     decode side: grants blocks, receives, verifies
+  kv_stream --connect ADDR [OPTIONS]    prefill side: fills blocks and writes them
+
+Both sides must name the same layout (--page, --tokens, --requests, --run, --layers, --token-bytes), or the same kind of --file.
+
+  --transport tcp        transport                                       [tcp]
+  --profile NAME         soft profile: default, erdma-compat, srd, tiny  [default]
+  --qps N                queue pairs of the channel, 1 to 64             [1]
+  --spin MICROSECONDS    spin budget of a wait; 0 sleeps at once         [0]
+  --requests N           requests to stream                              [3]
+  --tokens N             tokens a request                                [8192]
+  --layers N             layers                                          [27]
+  --token-bytes N        bytes a token and layer                         [1152]
+  --page N               tokens a block                                  [64]
+  --run N                mean number of contiguous pages                 [16]
+  --seed N               seed of data and placement                      [random]
+  --file PATH            stream this file instead, and compare SHA-256 at the far end
+                         (with --listen: where to store it; /dev/null discards)
+  --deadline SECONDS     deadline of a write                             [60]
+  --json                 one JSON object on standard output
+  --quiet                no progress bar
+";
+
+/// Which side of the stream this process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Starts the receiver itself and sends.
+    Alone,
+    Listen(SocketAddr),
+    Connect(SocketAddr),
+}
+
+#[derive(Clone, Debug)]
+pub struct Args {
+    pub side: Side,
+    pub profile: Option<Profile>,
+    pub qps: usize,
+    pub spin: Duration,
+    pub requests: u32,
+    pub tokens: u32,
+    pub layers: u32,
+    pub token_bytes: u64,
+    pub page: u32,
+    pub run: u32,
+    pub seed: Option<u64>,
+    pub file: Option<PathBuf>,
+    pub deadline: Duration,
+    pub json: bool,
+    pub quiet: bool,
+    /// Started by a `kv_stream` that is alone: the address goes to standard output as the only line.
+    pub child: bool,
+}
+
+impl Default for Args {
+    fn default() -> Self {
+        Self {
+            side: Side::Alone,
+            profile: None,
+            qps: 1,
+            spin: Duration::ZERO,
+            requests: 3,
+            tokens: 8192,
+            layers: 27,
+            token_bytes: 1152,
+            page: 64,
+            run: 16,
+            seed: None,
+            file: None,
+            deadline: Duration::from_secs(60),
+            json: false,
+            quiet: false,
+            child: false,
+        }
+    }
+}
+
+/// `Ok(None)` when help was asked for.
+pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
+    let mut a = Args::default();
+    while let Some(word) = words.next() {
+        let (flag, inline) = match word.split_once('=') {
+            Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
+            None => (word, None),
+        };
+        let mut value = || {
+            inline.clone().or_else(|| words.next()).ok_or_else(|| format!("{flag} needs a value; see --help"))
+        };
+        match flag.as_str() {
+            "--help" | "-h" => return Ok(None),
+            "--listen" => a.side = Side::Listen(address(&flag, &value()?)?),
+            "--connect" => a.side = Side::Connect(address(&flag, &value()?)?),
+            "--transport" => {
+                let name = value()?;
+                if name != "tcp" {
+                    return Err(format!("--transport {name}: this build has: tcp"));
+                }
+            }
+            "--profile" => {
+                a.profile = Some(value()?.parse().map_err(|e: landfall::error::DeviceError| e.to_string())?);
+            }
+            "--qps" => a.qps = number(&flag, &value()?, 1, 64)? as usize,
+            "--spin" => a.spin = Duration::from_micros(number(&flag, &value()?, 0, 60_000_000)?),
+            "--requests" => a.requests = number(&flag, &value()?, 1, 1 << 20)? as u32,
+            "--tokens" => a.tokens = number(&flag, &value()?, 1, 1 << 24)? as u32,
+            "--layers" => a.layers = number(&flag, &value()?, 1, 4096)? as u32,
+            "--token-bytes" => a.token_bytes = number(&flag, &value()?, 1, 1 << 24)?,
+            "--page" => a.page = number(&flag, &value()?, 1, 1 << 20)? as u32,
+            "--run" => a.run = number(&flag, &value()?, 1, 1 << 24)? as u32,
+            "--seed" => a.seed = Some(number(&flag, &value()?, 0, u64::MAX)?),
+            "--file" => a.file = Some(value()?.into()),
+            "--deadline" => a.deadline = Duration::from_secs(number(&flag, &value()?, 1, 86_400)?),
+            "--json" => a.json = true,
+            "--quiet" => a.quiet = true,
+            "--child" => a.child = true,
+            _ => return Err(format!("unknown argument {flag:?}; see --help")),
+        }
+        if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child") {
+            return Err(format!("{flag} takes no value"));
+        }
+    }
+    if a.tokens % a.page != 0 {
+        return Err(format!("--tokens {} is not a multiple of --page {}; choose a page that divides it", a.tokens, a.page));
+    }
+    Ok(Some(a))
+}
+
+fn number(flag: &str, text: &str, least: u64, most: u64) -> Result<u64, String> {
+    match text.parse::<u64>() {
+        Ok(n) if (least..=most).contains(&n) => Ok(n),
+        _ => Err(format!("{flag} {text:?}: a whole number from {least} to {most} is needed")),
+    }
+}
+
+fn address(flag: &str, text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("{flag} {text:?}: IP:PORT is needed, for instance 127.0.0.1:7471 or [::1]:0"))
+}

@@ -1,0 +1,64 @@
+//! The decode side: grants blocks for each request, receives the arrival and verifies every block.
+
+use landfall::kv::{Arrival, KvChannel};
+
+use crate::args::Args;
+use crate::prefill::{hear, say, unexpected};
+use crate::{Error, Message, data, file};
+
+pub async fn serve(args: &Args, channel: KvChannel) -> Result<bool, Error> {
+    let mut sink = match &args.file {
+        Some(path) => Some(file::Sink::create(path)?),
+        None => None,
+    };
+    let (mut arrivals, mut landed_bytes, mut all_right) = (0, 0, true);
+    loop {
+        match hear(&channel).await? {
+            Message::Request { index, blocks, seed, bytes } => {
+                let claim = match sink {
+                    Some(_) => channel.pool().alloc(blocks).await?,
+                    None => {
+                        let (_, target) = data::placement(seed, index, blocks, args.run);
+                        channel.pool().claim(&target)?
+                    }
+                };
+                let grant = channel.grant(claim)?;
+                say(&channel, &Message::Granted { grant }).await?;
+                let arrival = channel.next_arrival().await?;
+                arrivals += 1;
+                landed_bytes += arrival.bytes();
+                let (wrong, first) = match &mut sink {
+                    Some(sink) => (sink.store(&arrival, bytes)?, None),
+                    None => verify(args, seed, index, &arrival)?,
+                };
+                all_right &= wrong == 0;
+                say(&channel, &Message::Verified { index, wrong, first }).await?;
+            }
+            Message::Finish { sha256 } => {
+                let digest = sink.map(file::Sink::finish);
+                all_right &= digest == sha256;
+                say(&channel, &Message::Finished { sha256: digest, arrivals, landed_bytes }).await?;
+                channel.closed().await;
+                return Ok(all_right);
+            }
+            other => return Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Compares the checksum of each landed block with that of the block which belongs there.
+fn verify(args: &Args, seed: u64, request: u32, arrival: &Arrival) -> Result<(u64, Option<String>), Error> {
+    let blocks = arrival.blocks();
+    let mut expected = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
+    let (mut wrong, mut first) = (0, None);
+    for layer in 0..args.layers {
+        for page in 0..blocks.len() {
+            data::fill(seed, request, layer, page, &mut expected);
+            if blocks.checksum(layer, page)? != landfall::memory::checksum(&expected) {
+                wrong += 1;
+                first.get_or_insert_with(|| format!("request {request}, layer {layer}, page {page}"));
+            }
+        }
+    }
+    Ok((wrong, first))
+}

@@ -1,0 +1,111 @@
+//! The prefill side: asks for blocks, fills its own, writes them, and waits for the verdict.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use landfall::kv::{Blocks, KvChannel, KvEndpoint, KvPool, Landed, WriteRequest};
+
+use crate::args::Args;
+use crate::report::{Progress, Report};
+use crate::{Error, Message, data, file};
+
+pub async fn stream(args: &Args, endpoint: &KvEndpoint, address: SocketAddr) -> Result<bool, Error> {
+    let channel = endpoint.connect(address).await?;
+    let mut report = Report::new(args, endpoint);
+    let sent = match &args.file {
+        Some(path) => {
+            let digest = file::send(args, endpoint.pool(), &channel, path, &mut report).await?;
+            say(&channel, &Message::Finish { sha256: Some(digest.clone()) }).await?;
+            Some(digest)
+        }
+        None => {
+            synthetic(args, endpoint.pool(), &channel, &mut report).await?;
+            say(&channel, &Message::Finish { sha256: None }).await?;
+            None
+        }
+    };
+    match hear(&channel).await? {
+        Message::Finished { sha256, arrivals, landed_bytes } => {
+            report.finish(sha256 == sent, arrivals, landed_bytes, sent);
+        }
+        other => return Err(unexpected(&other)),
+    }
+    let verified = report.print(args, &channel)?;
+    channel.close().await?;
+    Ok(verified)
+}
+
+async fn synthetic(args: &Args, pool: &KvPool, channel: &KvChannel, report: &mut Report) -> Result<(), Error> {
+    let seed = match args.seed {
+        Some(seed) => seed,
+        None => data::random_seed()?,
+    };
+    let pages = args.tokens / args.page;
+    let bytes = u64::from(args.tokens) * u64::from(args.layers) * args.token_bytes;
+    let mut progress = Progress::new(args, bytes * u64::from(args.requests));
+    for index in 0..args.requests {
+        let (source, _) = data::placement(seed, index, pages, args.run);
+        let mut blocks = pool.claim(&source)?;
+        fill(args, seed, index, &mut blocks)?;
+        write(args, channel, report, Message::Request { index, blocks: pages, seed, bytes }, blocks).await?;
+        progress.add(bytes);
+        verdict(channel, report, index).await?;
+    }
+    Ok(())
+}
+
+/// One request: ask, be granted, write, until it has landed. Gives the blocks back.
+pub async fn write(
+    args: &Args,
+    channel: &KvChannel,
+    report: &mut Report,
+    request: Message,
+    blocks: Blocks,
+) -> Result<Landed, Error> {
+    say(channel, &request).await?;
+    let grant = match hear(channel).await? {
+        Message::Granted { grant } => grant,
+        other => return Err(unexpected(&other)),
+    };
+    let (result, _blocks) = channel.write(WriteRequest::new(&grant, blocks).deadline(args.deadline)).await;
+    let landed = result?;
+    report.add(&landed);
+    Ok(landed)
+}
+
+pub async fn verdict(channel: &KvChannel, report: &mut Report, expected: u32) -> Result<(), Error> {
+    match hear(channel).await? {
+        Message::Verified { index, wrong, first } if index == expected => {
+            report.verified(wrong, first);
+            Ok(())
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn fill(args: &Args, seed: u64, request: u32, blocks: &mut Blocks) -> Result<(), Error> {
+    let mut block = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
+    for layer in 0..args.layers {
+        for page in 0..blocks.len() {
+            data::fill(seed, request, layer, page, &mut block);
+            blocks.copy_in(layer, page, 0, &block)?;
+        }
+    }
+    Ok(())
+}
+
+pub async fn say(channel: &KvChannel, message: &Message) -> Result<(), Error> {
+    Ok(channel.send_message(serde_json::to_vec(message)?).await?)
+}
+
+pub async fn hear(channel: &KvChannel) -> Result<Message, Error> {
+    let limit = Duration::from_secs(300);
+    match tokio::time::timeout(limit, channel.recv_message()).await {
+        Ok(message) => Ok(serde_json::from_slice(&message?)?),
+        Err(_) => Err(format!("the peer said nothing for {} s", limit.as_secs()).into()),
+    }
+}
+
+pub fn unexpected(message: &Message) -> Error {
+    format!("the peer said {message:?}, which does not belong here").into()
+}

@@ -1,0 +1,160 @@
+//! What can be chosen about an endpoint's channels, with its defaults.
+
+use std::time::Duration;
+
+use crate::device::Capabilities;
+use crate::error::DeviceError;
+
+/// Most queue pairs of a channel.
+pub(crate) const MAX_QPS: usize = 64;
+/// Room that a control message has: an abort or a header that counts [`MAX_QPS`] queue pairs fits.
+pub(crate) const CONTROL_BYTES: usize = 1024;
+
+/// Configuration of the channels of a [`KvEndpoint`](super::KvEndpoint). Both ends have their own; what must agree is
+/// settled by the handshake, at the smaller of the two.
+#[derive(Clone, Debug)]
+pub struct KvConfig {
+    pub(crate) qps: usize,
+    pub(crate) spin: Duration,
+    pub(crate) send_depth: u32,
+    pub(crate) data_credits: u32,
+    pub(crate) control_credits: u32,
+    pub(crate) max_write: u32,
+    pub(crate) max_transfers: u16,
+    pub(crate) deadline: Duration,
+    pub(crate) heartbeat: Duration,
+    pub(crate) peer_timeout: Duration,
+    pub(crate) abort_grace: Duration,
+    pub(crate) connect_timeout: Duration,
+}
+
+impl Default for KvConfig {
+    fn default() -> Self {
+        Self {
+            qps: 1,
+            spin: Duration::ZERO,
+            send_depth: 256,
+            data_credits: 128,
+            control_credits: 32,
+            max_write: 2 << 20,
+            max_transfers: 256,
+            deadline: Duration::from_secs(30),
+            heartbeat: Duration::from_secs(1),
+            peer_timeout: Duration::from_secs(5),
+            abort_grace: Duration::from_millis(500),
+            connect_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl KvConfig {
+    /// Queue pairs of a channel, 1 to 64. The connecting side decides. Default 1.
+    pub fn qps(mut self, qps: usize) -> Self {
+        self.qps = qps;
+        self
+    }
+
+    /// How long a waiting future may poll the completion queue before it sleeps. It holds its thread for that long.
+    /// Default zero: it sleeps at once.
+    pub fn spin(mut self, budget: Duration) -> Self {
+        self.spin = budget;
+        self
+    }
+
+    /// Deadline of a write that names none. Default 30 s.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// How often the peer's process is asked whether it lives, on each queue pair. Default 1 s.
+    pub fn heartbeat(mut self, every: Duration) -> Self {
+        self.heartbeat = every;
+        self
+    }
+
+    /// Silence after which the peer counts as lost. At least twice the heartbeat of both ends. Default 5 s.
+    pub fn peer_timeout(mut self, after: Duration) -> Self {
+        self.peer_timeout = after;
+        self
+    }
+
+    /// How long an aborted write may take to come to rest before its queue pairs are killed, so that its blocks come
+    /// back. Default 500 ms.
+    pub fn abort_grace(mut self, grace: Duration) -> Self {
+        self.abort_grace = grace;
+        self
+    }
+
+    /// Deadline of connecting and of each accepted handshake. Default 10 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// Most bytes of one WRITE. The device's `max_msg_size` still holds. Default 2 MiB.
+    pub fn max_write(mut self, bytes: u32) -> Self {
+        self.max_write = bytes;
+        self
+    }
+
+    /// Receives posted on each queue pair for notifications. Fewer where the device's queues are short. Default 128.
+    pub fn data_credits(mut self, credits: u32) -> Self {
+        self.data_credits = credits;
+        self
+    }
+
+    /// Checks the values, and fits the depths to the device.
+    pub(crate) fn fit(mut self, caps: &Capabilities) -> Result<Self, DeviceError> {
+        let bad = |what, got: String, expected: &str| {
+            Err(DeviceError::Config { what, got, expected: expected.to_owned() })
+        };
+        if self.qps == 0 || self.qps > MAX_QPS {
+            return bad("KvConfig::qps", self.qps.to_string(), "1 to 64 queue pairs");
+        }
+        if self.max_write < 4096 {
+            return bad("KvConfig::max_write", self.max_write.to_string(), "at least 4096 bytes");
+        }
+        if self.data_credits == 0 {
+            return bad("KvConfig::data_credits", "0".to_owned(), "at least 1");
+        }
+        for (what, value) in [
+            ("KvConfig::heartbeat", self.heartbeat),
+            ("KvConfig::deadline", self.deadline),
+            ("KvConfig::abort_grace", self.abort_grace),
+            ("KvConfig::connect_timeout", self.connect_timeout),
+        ] {
+            if value.is_zero() {
+                return bad(what, "0".to_owned(), "a duration above zero");
+            }
+        }
+        if self.peer_timeout < self.heartbeat * 2 {
+            return bad(
+                "KvConfig::peer_timeout",
+                format!("{:?}", self.peer_timeout),
+                "at least twice KvConfig::heartbeat, so that one lost answer is not a death",
+            );
+        }
+        // Half of a short receive queue for each kind of credit (R4: one completion queue serves all of a channel).
+        let (n, cqe) = (self.qps as u32, caps.max_cqe);
+        let per_qp = cqe / n;
+        self.send_depth = self.send_depth.min(caps.max_qp_wr).min(per_qp / 2);
+        let recv = caps.max_qp_wr.min(per_qp - self.send_depth);
+        self.control_credits = self.control_credits.min(recv / 2);
+        self.data_credits = self.data_credits.min(recv - self.control_credits);
+        if self.send_depth < 8 || self.control_credits < 8 || self.data_credits == 0 {
+            return Err(DeviceError::Limit {
+                what: "queue pairs of a channel",
+                asked: n.into(),
+                limit: (cqe / 24).into(),
+                fix: "use fewer queue pairs: each needs 24 entries of the device's completion queue",
+            });
+        }
+        Ok(self)
+    }
+
+    /// Receives posted on each queue pair.
+    pub(crate) fn recv_depth(&self) -> u32 {
+        self.data_credits + self.control_credits
+    }
+}

@@ -1,0 +1,376 @@
+//! An endpoint: a pool on a device, with an epoch, that listens and connects.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::channel::{ChannelInner, KvChannel, PathFacts};
+use super::config::KvConfig;
+use super::driver::KvDriver;
+use super::peers::{Claim, Peers};
+use super::pool::KvPool;
+use super::setup::{self, Built};
+use crate::connect::{
+    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree, client, dial,
+    random_u64,
+};
+use crate::device::{Device, ProtectionDomain};
+use crate::error::DeviceError;
+use crate::provider;
+use crate::reactor;
+
+/// Channels that were accepted and wait for [`KvListener::accept`]. Handshakes beyond wait their turn.
+const BACKLOG: usize = 128;
+
+/// One side of channels: a pool on a device, under a random epoch. Another epoch is another life of the process.
+///
+/// Between two endpoints there is one channel at a time, whoever dialled.
+#[derive(Clone, Debug)]
+pub struct KvEndpoint {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) device: Device,
+    pub(super) pd: ProtectionDomain,
+    pub(super) pool: KvPool,
+    pub(super) config: KvConfig,
+    pub(super) epoch: u64,
+    pub(super) name: String,
+    pub(super) runtime: Handle,
+    peers: Arc<Peers>,
+}
+
+/// Whom [`KvEndpoint::connect_to`] must find at the address.
+#[derive(Clone, Debug, Default)]
+pub struct PeerIdentity {
+    /// Its epoch.
+    pub epoch: Option<u64>,
+    /// Its name.
+    pub name: Option<String>,
+}
+
+impl KvEndpoint {
+    /// An endpoint on the pool's device. Its channels are driven by the runtime that this is called in.
+    ///
+    /// # Errors
+    /// Outside of a tokio runtime, or when `config` does not fit the device.
+    pub fn new(pool: KvPool, config: KvConfig) -> Result<Self, DeviceError> {
+        Self::named(pool, config, "")
+    }
+
+    /// As [`KvEndpoint::new`], with a name that peers see, of at most 64 bytes.
+    pub fn named(pool: KvPool, config: KvConfig, name: &str) -> Result<Self, DeviceError> {
+        let runtime = Handle::try_current().map_err(|_| DeviceError::NoRuntime)?;
+        if name.len() > 64 {
+            return Err(DeviceError::Config {
+                what: "endpoint name",
+                got: name.to_owned(),
+                expected: "at most 64 bytes".to_owned(),
+            });
+        }
+        let pd = pool.pd().clone();
+        let device = pd.device().clone();
+        // Checked here, so that the mistake is found before anybody connects.
+        config.clone().fit(device.capabilities())?;
+        let os = |source| DeviceError::Os { what: "reading random bytes", source };
+        let epoch = random_u64().map_err(os)?;
+        let peers = Arc::new(Peers::new(epoch));
+        let name = name.to_owned();
+        Ok(Self { shared: Arc::new(Shared { device, pd, pool, config, epoch, name, runtime, peers }) })
+    }
+
+    /// This endpoint's epoch: random, the same for as long as it lives.
+    pub fn epoch(&self) -> u64 {
+        self.shared.epoch
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.shared.device
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &KvPool {
+        &self.shared.pool
+    }
+
+    /// Listens for peers on a TCP address; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// [`ConnectError::AddrInUse`] at once.
+    pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
+        let listener = OobListener::bind(address).await?;
+        let local = listener.local_addr();
+        let (sender, channels) = mpsc::channel(BACKLOG);
+        let shared = self.shared.clone();
+        let task = self.shared.runtime.spawn(accept_all(shared, listener, sender));
+        Ok(KvListener { local, channels, task })
+    }
+
+    /// Connects to the endpoint that listens at `target` (`host:port`), whoever it is.
+    ///
+    /// # Errors
+    /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the attempt up and releases what it had.
+    pub async fn connect(&self, target: impl ToString) -> Result<KvChannel, ConnectError> {
+        self.connect_to(target, &PeerIdentity::default()).await
+    }
+
+    /// As [`KvEndpoint::connect`], and refuses any other endpoint than `peer`.
+    pub async fn connect_to(
+        &self,
+        target: impl ToString,
+        peer: &PeerIdentity,
+    ) -> Result<KvChannel, ConnectError> {
+        let deadline = Deadline::after(self.shared.config.connect_timeout);
+        let expect = Expect { epoch: peer.epoch, name: peer.name.clone() };
+        match dial_peer(&self.shared, &target.to_string(), &expect, deadline).await {
+            // The channel that the peer or a dial of its own has made with us.
+            Err(ConnectError::Duplicate { winner }) => {
+                let peers = &self.shared.peers;
+                let found = deadline.run(Stage::HelloReply, async {
+                    Ok(peers.until(|| peers.channel(winner)).await)
+                });
+                Ok(KvChannel { inner: found.await? })
+            }
+            other => other,
+        }
+    }
+}
+
+/// A claimed link: gives it back unless it became a channel.
+struct Claimed<'a> {
+    shared: &'a Arc<Shared>,
+    peer: u64,
+    connection: u64,
+    done: bool,
+}
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.shared.peers.release(self.peer, self.connection);
+        }
+    }
+}
+
+async fn dial_peer(
+    shared: &Arc<Shared>,
+    target: &str,
+    expect: &Expect,
+    deadline: Deadline,
+) -> Result<KvChannel, ConnectError> {
+    let dialing = shared.peers.dialing();
+    let stream = dial(target, deadline).await?;
+    let mut built = setup::build(shared, shared.config.qps).await?;
+    let connection = setup::new_id()?;
+    let ours = setup::hello(shared, &built, connection, shared.peers.dead());
+    let reply = client(stream, &ours, expect, deadline).await?;
+    let (peer, agreed) = (reply.reply.clone(), reply.agreed);
+    if peer.epoch == shared.epoch {
+        return Err(ConnectError::IdentityMismatch {
+            expected: "another endpoint".to_owned(),
+            got: "this endpoint itself".to_owned(),
+        });
+    }
+    let claim = shared.peers.until(|| match shared.peers.claim(peer.epoch, connection, true, &[]) {
+        Claim::Wait => None,
+        claim => Some(claim),
+    });
+    let claim = deadline.run(Stage::HelloReply, async { Ok(claim.await) }).await?;
+    drop(dialing);
+    if let Claim::Taken(winner) = claim {
+        return Err(reply.reject(Reject::Duplicate { winner }).await);
+    }
+    let mut claimed = Claimed { shared, peer: peer.epoch, connection, done: false };
+    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, true)?;
+    let channel = match establish(shared, built, &ours, &peer, &agreed) {
+        Ok(channel) => channel,
+        Err(error @ ConnectError::Duplicate { winner }) => {
+            reply.reject(Reject::Duplicate { winner }).await;
+            return Err(error);
+        }
+        Err(error) => return Err(error),
+    };
+    claimed.done = true;
+    // From here on a failure is one of the channel: dropping it ends it.
+    match reply.ready().await {
+        Ok(_) => Ok(channel),
+        Err(error) => {
+            channel.kill();
+            Err(error)
+        }
+    }
+}
+
+async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::Sender<KvChannel>) {
+    let mut handshakes = tokio::task::JoinSet::new();
+    loop {
+        let incoming = tokio::select! {
+            incoming = listener.accept(shared.config.connect_timeout) => incoming,
+            Some(_) = handshakes.join_next() => continue,
+        };
+        match incoming {
+            Ok(incoming) => {
+                let (shared, channels) = (shared.clone(), channels.clone());
+                handshakes.spawn(async move {
+                    let from = incoming.peer();
+                    match answer(&shared, incoming).await {
+                        // The receiver is gone when the listener was dropped; then so is this channel.
+                        Ok(channel) => drop(channels.send(channel).await),
+                        Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::error!(%error, "the listener failed");
+                return;
+            }
+        }
+    }
+}
+
+async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<KvChannel, ConnectError> {
+    let deadline = Deadline::after(shared.config.connect_timeout);
+    let offer = incoming.hello(shared.epoch).await?;
+    let peer = offer.hello.clone();
+    if peer.epoch == shared.epoch {
+        return Err(offer.reject(Reject::Unsupported { what: "an endpoint connects to itself".to_owned() }).await);
+    }
+    if let Err(reject) = setup::peer_pool(&peer) {
+        return Err(offer.reject(reject).await);
+    }
+    let claim = shared.peers.until(|| {
+        match shared.peers.claim(peer.epoch, peer.connection_id, false, &peer.dead) {
+            Claim::Wait => None,
+            claim => Some(claim),
+        }
+    });
+    let claim = deadline.run(Stage::Hello, async { Ok(claim.await) }).await?;
+    if let Claim::Taken(winner) = claim {
+        return Err(offer.reject(Reject::Duplicate { winner }).await);
+    }
+    let mut claimed = Claimed { shared, peer: peer.epoch, connection: peer.connection_id, done: false };
+    let mut built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
+    let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
+    let agreed = match agree(&ours, &peer) {
+        Ok(agreed) => agreed,
+        Err(reject) => return Err(offer.reject(reject).await),
+    };
+    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, false)?;
+    let accepted = offer.accept(&ours).await?;
+    let channel = establish(shared, built, &ours, &peer, &agreed)?;
+    claimed.done = true;
+    match accepted.finish().await {
+        Ok(_) => Ok(channel),
+        Err(error) => {
+            channel.kill();
+            Err(error)
+        }
+    }
+}
+
+/// Commits the claim, and starts the channel's driver.
+fn establish(
+    shared: &Arc<Shared>,
+    built: Built,
+    ours: &Hello,
+    peer: &Hello,
+    agreed: &Agreed,
+) -> Result<KvChannel, ConnectError> {
+    let (peer_epoch, connection) = (peer.epoch, peer.connection_id);
+    let ledger =
+        shared.peers.commit(peer_epoch, connection).map_err(|winner| ConnectError::Duplicate { winner })?;
+    let peers = shared.peers.clone();
+    let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
+    let (driver, completions) = setup::driver(shared, built, peer, agreed, ledger, on_end)?;
+    let gid = |hello: &Hello| hello.qps.first().map_or([0; 16], |qp| qp.gid);
+    let inner = Arc::new(ChannelInner {
+        driver: driver.clone(),
+        facts: PathFacts {
+            transport: "tcp",
+            device: shared.device.name().to_owned(),
+            profile: shared.device.profile().map(|p| p.to_string()),
+            notify: match agreed.notify {
+                Notify::Imm => "imm",
+                Notify::Send => "send",
+            },
+            ordered: agreed.ordered,
+            gid: gid(ours),
+            peer_gid: gid(peer),
+            mtu: agreed.path_mtu,
+        },
+        connection,
+        peer_epoch,
+        peer_name: peer.name.clone(),
+    });
+    shared.peers.live(peer_epoch, connection, &inner);
+    start(shared, &driver, completions)?;
+    Ok(KvChannel { inner })
+}
+
+fn start(
+    shared: &Shared,
+    driver: &Arc<KvDriver>,
+    completions: provider::Channel,
+) -> Result<(), ConnectError> {
+    match reactor::spawn(&shared.runtime, completions, driver.clone()) {
+        Ok(task) => {
+            driver.set_task(task);
+            Ok(())
+        }
+        Err(error) => {
+            // No task will drive it: end it here.
+            reactor::Drive::abandon(&**driver);
+            Err(ConnectError::resources(error))
+        }
+    }
+}
+
+impl Shared {
+    /// Queue pairs that the device can give one channel.
+    fn max_qps(&self) -> usize {
+        let fits = |n: &usize| self.config.clone().qps(*n).fit(self.device.capabilities()).is_ok();
+        (1..=super::config::MAX_QPS).rev().find(fits).unwrap_or(1)
+    }
+}
+
+/// A listening endpoint. Dropping it stops listening; channels that were accepted live on.
+#[derive(Debug)]
+pub struct KvListener {
+    local: SocketAddr,
+    channels: mpsc::Receiver<KvChannel>,
+    task: JoinHandle<()>,
+}
+
+impl KvListener {
+    /// The address, with the real port.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The next channel. Handshakes go on in the background, each within its deadline: a peer that sends garbage, or
+    /// nothing, costs only its own connection. Cancel safe.
+    ///
+    /// # Errors
+    /// When the listening socket itself has failed.
+    pub async fn accept(&mut self) -> Result<KvChannel, ConnectError> {
+        self.channels.recv().await.ok_or(ConnectError::Closed { stage: Stage::Listen })
+    }
+}
+
+impl Drop for KvListener {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+

@@ -1,0 +1,77 @@
+//! Which way the bytes took (K9).
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+/// What a channel runs over, and what each part of it carried so far.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct PathReport {
+    /// `"tcp"` for the soft provider over TCP.
+    pub transport: &'static str,
+    /// The device's name.
+    pub device: String,
+    /// The soft provider's profile.
+    pub profile: Option<String>,
+    /// How the channel was set up: `"oob"`.
+    pub bootstrap: &'static str,
+    /// How the receiver is notified: `"imm"` or `"send"`.
+    pub notify: &'static str,
+    /// Whether the transport keeps messages of a queue pair in order.
+    pub ordered: bool,
+    /// Local port's GID, as an IPv6 or an IPv4-mapped address.
+    pub gid: IpAddr,
+    /// Peer port's GID.
+    pub peer_gid: IpAddr,
+    /// Path MTU, bytes.
+    pub mtu: u32,
+    /// Each queue pair, and what it carried.
+    pub qps: Vec<QpReport>,
+}
+
+/// One queue pair of a [`PathReport`].
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct QpReport {
+    /// Local queue pair number.
+    pub qp_num: u32,
+    /// The peer's queue pair number.
+    pub peer_qp_num: u32,
+    /// Payload bytes that this side wrote.
+    pub bytes_written: u64,
+    /// WRITEs that this side posted.
+    pub writes: u64,
+    /// Control messages that this side posted.
+    pub controls: u64,
+    /// Messages and notifications received.
+    pub received: u64,
+}
+
+impl fmt::Display for PathReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let profile = self.profile.as_deref().map_or(String::new(), |p| format!(" profile {p},"));
+        write!(
+            f,
+            "{} over {},{profile} bootstrap {}, notify {}, {}, mtu {}, {} -> {}:",
+            self.transport,
+            self.device,
+            self.bootstrap,
+            self.notify,
+            if self.ordered { "ordered" } else { "unordered" },
+            self.mtu,
+            self.gid,
+            self.peer_gid
+        )?;
+        for (i, qp) in self.qps.iter().enumerate() {
+            let comma = if i == 0 { "" } else { "," };
+            write!(
+                f,
+                "{comma} qp {}->{} wrote {} bytes in {} writes",
+                qp.qp_num, qp.peer_qp_num, qp.bytes_written, qp.writes
+            )?;
+        }
+        Ok(())
+    }
+}

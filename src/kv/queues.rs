@@ -1,0 +1,274 @@
+//! One queue pair of a channel: what is posted on it, and the buffers of its control messages.
+//!
+//! The protocol writes through [`Outbox`] into a pending chain; [`Queue::flush`] posts the chain with one doorbell.
+//! Payload never passes through here, only its addresses.
+
+use std::io;
+
+use crate::error::{PostError, QpError};
+use crate::memory::{Local, Slice};
+use crate::provider::{self, QpInit, RecvWr, SendOp, Sge, WrChain};
+use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
+
+use super::path::QpReport;
+use super::proto::{Piece, Sink, Token};
+
+/// No control buffer belongs to this work request.
+const NO_BUFFER: u32 = u32::MAX;
+
+/// A posted work request of ours.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    token: Token,
+    buffer: u32,
+}
+
+/// A work request that waits for the doorbell.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    posted: Posted,
+    op: SendOp,
+    sge: Option<Sge>,
+    inline: bool,
+}
+
+/// How many buffers a queue pair needs, and of which size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueSizes {
+    pub(crate) send_depth: u32,
+    pub(crate) recv_depth: u32,
+    pub(crate) control_bytes: usize,
+    pub(crate) max_inline: u32,
+}
+
+impl QueueSizes {
+    /// Bytes of registered memory for one queue pair's control messages, both ways.
+    pub(crate) fn buffer_bytes(&self) -> u64 {
+        (u64::from(self.send_depth) + u64::from(self.recv_depth)) * self.control_bytes as u64
+    }
+
+    pub(crate) fn init(&self) -> QpInit {
+        QpInit {
+            max_send_wr: self.send_depth,
+            max_recv_wr: self.recv_depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: self.max_inline,
+        }
+    }
+}
+
+/// A queue pair, its accounting and its buffers.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    /// `None` once it has been destroyed.
+    qp: Option<provider::Qp>,
+    qp_num: u32,
+    generation: u32,
+    sq: SendQueue<Posted>,
+    pending: Vec<Pending>,
+    chain: WrChain,
+    keys: Vec<Key>,
+    recv: Vec<Slice<Local>>,
+    repost: Vec<RecvWr>,
+    posted_recvs: u32,
+    send: Vec<Slice<Local>>,
+    free_send: Vec<u32>,
+    max_inline: usize,
+    report: QpReport,
+}
+
+impl Queue {
+    /// Takes a created queue pair and `sizes.buffer_bytes()` of memory, and posts every receive.
+    pub(crate) fn new(
+        qp: provider::Qp,
+        sizes: &QueueSizes,
+        ordered: bool,
+        all_signaled: bool,
+        mut memory: Slice<Local>,
+    ) -> Result<Self, QpError> {
+        let mut buffers = |count: u32| -> Vec<Slice<Local>> {
+            (0..count)
+                .map(|_| memory.split_to(sizes.control_bytes as u64).expect("the caller gives buffer_bytes()"))
+                .collect()
+        };
+        let (recv, send) = (buffers(sizes.recv_depth), buffers(sizes.send_depth));
+        let qp_num = qp.qp_num();
+        let mut this = Self {
+            qp: Some(qp),
+            qp_num,
+            generation: next_qp_generation(),
+            sq: SendQueue::new(sizes.send_depth, ordered, all_signaled),
+            pending: Vec::with_capacity(sizes.send_depth as usize),
+            chain: WrChain::default(),
+            keys: Vec::with_capacity(sizes.send_depth as usize),
+            free_send: (0..send.len() as u32).rev().collect(),
+            repost: Vec::with_capacity(recv.len()),
+            recv,
+            posted_recvs: 0,
+            send,
+            max_inline: sizes.max_inline as usize,
+            report: QpReport { qp_num, ..QpReport::default() },
+        };
+        for slot in 0..this.recv.len() {
+            this.repost(slot as u32);
+        }
+        this.flush_recvs().map_err(|e| QpError::Os { what: "posting receives", source: e.source })?;
+        Ok(this)
+    }
+
+    pub(crate) fn qp(&self) -> Option<&provider::Qp> {
+        self.qp.as_ref()
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    pub(crate) fn set_peer(&mut self, peer_qp_num: u32) {
+        self.report.peer_qp_num = peer_qp_num;
+    }
+
+    pub(crate) fn report(&self) -> QpReport {
+        self.report
+    }
+
+    /// Nothing is posted, so nothing can complete any more.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.sq.is_empty() && self.posted_recvs == 0
+    }
+
+    /// The bytes that receive `slot` holds. To be read before it is reposted.
+    pub(crate) fn received(&mut self, slot: u32, len: u32) -> Option<&[u8]> {
+        self.report.received += 1;
+        self.recv.get(slot as usize)?.get(..len as usize)
+    }
+
+    /// A receive has completed.
+    pub(crate) fn take_recv(&mut self) {
+        self.posted_recvs = self.posted_recvs.saturating_sub(1);
+    }
+
+    /// Queues receive `slot` for posting again.
+    pub(crate) fn repost(&mut self, slot: u32) {
+        let buffer = self.recv[slot as usize].sge();
+        let id = WrId { recv: true, key: Key { index: slot, generation: 0 }, qp_generation: self.generation };
+        self.repost.push(RecvWr {
+            wr_id: id.encode(),
+            sge: Some(Sge { addr: buffer.addr, len: buffer.len as u32, lkey: buffer.lkey }),
+        });
+    }
+
+    /// Posts the queued receives. Must come before the credits for them are given to the peer.
+    pub(crate) fn flush_recvs(&mut self) -> Result<(), PostError> {
+        if self.repost.is_empty() {
+            return Ok(());
+        }
+        let Some(qp) = &self.qp else {
+            self.repost.clear();
+            return Ok(());
+        };
+        let result = qp.post_recv(&self.repost);
+        self.posted_recvs += match &result {
+            Ok(()) => self.repost.len(),
+            Err(e) => e.index,
+        } as u32;
+        self.repost.clear();
+        result
+    }
+
+    /// Posts the pending chain with one doorbell. Tokens of requests that could not be posted go to `unposted`.
+    pub(crate) fn flush(&mut self, mut unposted: impl FnMut(Token)) -> Result<(), PostError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        self.chain.clear();
+        self.keys.clear();
+        let count = self.pending.len();
+        for (n, pending) in self.pending.drain(..).enumerate() {
+            let signaled = self.sq.must_signal(n + 1 == count);
+            // `Outbox::room` counts what is pending.
+            let key = self.sq.push(pending.posted, signaled).expect("room was asked for");
+            self.keys.push(key);
+            let id = WrId { recv: false, key, qp_generation: self.generation };
+            self.chain.push(id.encode(), pending.op, pending.sge.as_slice(), signaled, pending.inline);
+        }
+        let result = match &self.qp {
+            Some(qp) => qp.post_send(&self.chain),
+            None => Err(PostError { index: 0, source: io::ErrorKind::NotConnected.into() }),
+        };
+        if let Err(error) = &result {
+            for &key in self.keys[error.index..].iter().rev() {
+                if let Some(posted) = self.sq.revoke(key) {
+                    release(&mut self.free_send, posted);
+                    unposted(posted.token);
+                }
+            }
+        }
+        result
+    }
+
+    /// A send completion: calls `retired` with the token of each request that it retires, and whether that one
+    /// succeeded. False when it is not of this queue's outstanding requests.
+    pub(crate) fn complete(&mut self, key: Key, ok: bool, mut retired: impl FnMut(Token, bool)) -> bool {
+        let free = &mut self.free_send;
+        self.sq.complete(key, |posted, completed| {
+            release(free, posted);
+            // Those before it have succeeded, whatever it says itself.
+            retired(posted.token, ok || !completed);
+        })
+    }
+
+    /// Destroys the queue pair: afterwards its peer writes nothing here any more. Tokens that never completed go to
+    /// `lost`.
+    pub(crate) fn destroy(&mut self, mut lost: impl FnMut(Token)) {
+        drop(self.qp.take());
+        let free = &mut self.free_send;
+        self.sq.drain(|posted| {
+            release(free, posted);
+            lost(posted.token);
+        });
+        self.posted_recvs = 0;
+    }
+}
+
+fn release(free: &mut Vec<u32>, posted: Posted) {
+    if posted.buffer != NO_BUFFER {
+        free.push(posted.buffer);
+    }
+}
+
+/// The protocol's way out: pending chains of all queue pairs of a channel.
+pub(crate) struct Outbox<'a>(pub(crate) &'a mut [Queue]);
+
+impl Sink for Outbox<'_> {
+    fn room(&self, qp: usize) -> usize {
+        let queue = &self.0[qp];
+        queue.sq.room() as usize - queue.pending.len()
+    }
+
+    fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
+        let queue = &mut self.0[qp];
+        queue.report.writes += 1;
+        queue.report.bytes_written += u64::from(piece.len);
+        let sge = (piece.len > 0).then_some(Sge { addr: piece.src_addr, len: piece.len, lkey: piece.lkey });
+        let op = SendOp::Write { remote_addr: piece.dst_addr, rkey: piece.rkey, imm };
+        queue.pending.push(Pending { posted: Posted { token, buffer: NO_BUFFER }, op, sge, inline: false });
+    }
+
+    fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
+        let queue = &mut self.0[qp];
+        queue.report.controls += 1;
+        // As many buffers as the send queue is deep, and each of its entries holds at most one.
+        let buffer = queue.free_send.pop().expect("a buffer for each entry of the send queue");
+        let slice = &mut queue.send[buffer as usize];
+        slice[..bytes.len()].copy_from_slice(bytes);
+        let at = slice.sge();
+        queue.pending.push(Pending {
+            posted: Posted { token, buffer },
+            op: SendOp::Send { imm: None },
+            sge: Some(Sge { addr: at.addr, len: bytes.len() as u32, lkey: at.lkey }),
+            inline: bytes.len() <= queue.max_inline,
+        });
+    }
+}

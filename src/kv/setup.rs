@@ -1,0 +1,203 @@
+//! Building a channel's parts, and what the two hellos say of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::config::{CONTROL_BYTES, KvConfig};
+use super::driver::{KvDriver, OnEnd, Parts};
+use super::endpoint::Shared;
+use super::layout::{Dtype, Layout};
+use super::proto::{self, Connection, Ledger, Part, Seams};
+use super::queues::{Queue, QueueSizes};
+use super::targets::PeerPool;
+use crate::connect::{
+    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject, random_u64,
+};
+use crate::device::Capabilities;
+use crate::memory::{Memory, Prefault};
+use crate::provider::{self, QpConnect};
+
+/// The transport's name in the hello: both sides must use the same.
+const TRANSPORT: &str = "soft-tcp";
+
+/// A channel's local resources, before it is connected. Dropping them leaves nothing (B4).
+pub(super) struct Built {
+    queues: Vec<Queue>,
+    cq: provider::Cq,
+    channel: provider::Channel,
+    config: KvConfig,
+}
+
+/// Creates `qps` queue pairs with every receive posted.
+pub(super) async fn build(shared: &Shared, qps: usize) -> Result<Built, ConnectError> {
+    let caps = shared.device.capabilities();
+    let config = shared.config.clone().qps(qps).fit(caps).map_err(ConnectError::resources)?;
+    let sizes = QueueSizes {
+        send_depth: config.send_depth,
+        recv_depth: config.recv_depth(),
+        control_bytes: CONTROL_BYTES,
+        max_inline: caps.max_inline.min(CONTROL_BYTES as u32),
+    };
+    let channel = shared.device.provider().create_channel().map_err(ConnectError::resources)?;
+    let entries = (sizes.send_depth + sizes.recv_depth) * qps as u32;
+    let cq = channel.create_cq(entries).map_err(ConnectError::resources)?;
+    let mut queues = Vec::with_capacity(qps);
+    for _ in 0..qps {
+        // One region a queue pair: small enough for a short max_mr_size, and touched only where it is used.
+        let memory = Memory::anonymous(sizes.buffer_bytes()).prefault(Prefault::No);
+        let memory = shared.pd.register_local(memory).await.map_err(ConnectError::resources)?.into_slice();
+        let qp = shared.pd.provider().create_qp(&cq, &cq, sizes.init()).map_err(ConnectError::resources)?;
+        let queue = Queue::new(qp, &sizes, caps.ordered, caps.all_signaled, memory);
+        queues.push(queue.map_err(ConnectError::resources)?);
+    }
+    Ok(Built { queues, cq, channel, config })
+}
+
+/// What we say of ourselves, and of these queue pairs.
+pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Vec<u64>) -> Hello {
+    let caps = shared.device.capabilities();
+    let layout = shared.pool.layout();
+    Hello {
+        epoch: shared.epoch,
+        name: shared.name.clone(),
+        transport: TRANSPORT.to_owned(),
+        connection_id,
+        qps: built.queues.iter().filter_map(Queue::qp).map(provider::Qp::address).collect(),
+        mtu: caps.active_mtu,
+        rd_atomic: caps.max_rd_atomic,
+        caps: HelloCaps { ordered: caps.ordered, immediate: caps.immediate, max_msg: caps.max_msg_size },
+        credits: Credits { data: built.config.data_credits, control: built.config.control_credits },
+        max_control: CONTROL_BYTES as u32,
+        notify: NotifyModes { imm: caps.immediate, send: caps.ordered },
+        layout: Some(HelloLayout {
+            layers: layout.layers(),
+            blocks: layout.blocks(),
+            block_bytes: layout.block_bytes(),
+            layer_stride: layout.layer_stride(),
+            block_stride: layout.block_stride(),
+            dtype: layout.dtype().to_string(),
+        }),
+        regions: shared.pool.remote_regions(),
+        dead,
+        auth: Vec::new(),
+    }
+}
+
+/// Connects our queue pairs to the peer's, each to that of the same number. Those beyond `agreed.qps` are destroyed.
+pub(super) fn connect(
+    built: &mut Built,
+    caps: &Capabilities,
+    peer: &Hello,
+    agreed: &Agreed,
+    active: bool,
+) -> Result<(), ConnectError> {
+    built.queues.truncate(agreed.qps);
+    for (queue, remote) in built.queues.iter_mut().zip(&peer.qps) {
+        queue.set_peer(remote.qp_num);
+        let Some(qp) = queue.qp() else { continue };
+        qp.connect(&QpConnect {
+            remote: *remote,
+            path_mtu: agreed.path_mtu,
+            max_rd_atomic: agreed.rd_atomic.min(caps.max_rd_atomic),
+            max_dest_rd_atomic: agreed.rd_atomic.min(caps.max_rd_atomic),
+            // 4.096 µs × 2^16 = 0.27 s, six times: above a lost packet or two, below the heartbeat's patience.
+            timeout: 16,
+            retry_cnt: 6,
+            // Credits make a missing receive impossible: a few retries let a bug of ours surface (K7).
+            rnr_retry: 6,
+            min_rnr_timer: 14,
+            active,
+        })
+        .map_err(ConnectError::resources)?;
+    }
+    Ok(())
+}
+
+/// The peer's pool, checked: its regions must hold its layout.
+pub(super) fn peer_pool(peer: &Hello) -> Result<PeerPool, Reject> {
+    let malformed = |what: String| Reject::Malformed { what };
+    let Some(l) = &peer.layout else { return Err(malformed("the hello names no layout".to_owned())) };
+    let dtype = Dtype::new(&l.dtype).map_err(|e| malformed(e.to_string()))?;
+    let layout = Layout::new(l.layers, l.blocks, l.block_bytes, l.layer_stride, l.block_stride)
+        .map_err(|e| malformed(e.to_string()))?
+        .with_dtype(dtype);
+    let parts = peer.regions.iter().map(|r| Part { addr: r.addr, len: r.len, key: r.rkey }).collect();
+    let seams = Seams::new(parts).map_err(|e| malformed(e.to_string()))?;
+    // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
+    if seams.total() > 0 && seams.total() < layout.required_bytes() {
+        return Err(malformed(format!(
+            "the layout needs {} bytes, the regions have {}",
+            layout.required_bytes(),
+            seams.total()
+        )));
+    }
+    Ok(PeerPool { layout, seams })
+}
+
+/// A connected channel's driver. Its task is not started yet.
+pub(super) fn driver(
+    shared: &Arc<Shared>,
+    built: Built,
+    peer: &Hello,
+    agreed: &Agreed,
+    ledger: Ledger,
+    on_end: OnEnd,
+) -> Result<(Arc<KvDriver>, provider::Channel), ConnectError> {
+    let Built { queues, cq, channel, config } = built;
+    let proto = proto::Config {
+        qps: agreed.qps,
+        notify: match agreed.notify {
+            crate::connect::Notify::Imm => proto::Notify::Imm,
+            crate::connect::Notify::Send => proto::Notify::Send,
+        },
+        ordered: agreed.ordered,
+        local_epoch: shared.epoch,
+        peer_epoch: peer.epoch,
+        tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
+        rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
+        max_control: agreed.max_control as usize,
+        max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+        max_transfers: config.max_transfers,
+        heartbeat: config.heartbeat,
+        peer_timeout: config.peer_timeout,
+        abort_grace: config.abort_grace,
+    };
+    let peer_pool = peer_pool(peer).map_err(Reject::local_error)?;
+    let conn = Connection::new(proto, ledger, Instant::now())
+        .map_err(|e| Reject::Malformed { what: e.to_string() }.local_error())?;
+    let parts = Parts {
+        conn,
+        cq,
+        queues,
+        peer: peer_pool,
+        pool: shared.pool.clone(),
+        spin: config.spin,
+        deadline: config.deadline,
+        connection_id: peer.connection_id,
+        local_epoch: shared.epoch,
+        peer_epoch: peer.epoch,
+        on_end,
+    };
+    Ok((Arc::new(KvDriver::new(parts, shared.runtime.clone())), channel))
+}
+
+pub(super) fn new_id() -> Result<u64, ConnectError> {
+    random_u64().map_err(ConnectError::resources)
+}
+
+impl super::pool::KvPool {
+    /// What peers are told of the pool's memory: nothing, when it is a source only.
+    fn remote_regions(&self) -> Vec<HelloRegion> {
+        match self.access() {
+            super::pool::PoolAccess::Source => Vec::new(),
+            super::pool::PoolAccess::Target => self
+                .regions()
+                .iter()
+                .map(|region| {
+                    let r = region.remote();
+                    HelloRegion { addr: r.addr, len: r.len, rkey: r.rkey }
+                })
+                .collect(),
+        }
+    }
+}

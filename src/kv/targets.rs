@@ -1,0 +1,113 @@
+//! From a request to a plan: positions of our blocks and of granted ones become runs of block ids.
+
+use super::grant::Grant;
+use super::layout::Layout;
+use super::pool::{Blocks, KvPool};
+use super::proto::{Plan, PlanBuilder, PlanError, Seams};
+use super::write::{WriteError, WriteRequest};
+
+/// The peer's pool, as its hello described it.
+#[derive(Debug)]
+pub(crate) struct PeerPool {
+    pub(crate) layout: Layout,
+    pub(crate) seams: Seams,
+}
+
+/// A plan, and the number of bytes that its grant covers.
+pub(crate) struct Planned {
+    pub(crate) plan: Plan,
+    pub(crate) granted_bytes: u64,
+}
+
+/// Plans `request`. Refuses what is out of range, or written twice; nothing has been posted then (R10).
+pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Planned, WriteError> {
+    let (source, grant) = (&*request.source, &request.grant);
+    let mut builder = PlanBuilder::new((pool.layout(), pool.seams()), (&peer.layout, &peer.seams))
+        .map_err(|error| refused(error, pool))?;
+    match &request.pairs {
+        None => {
+            if source.len() > grant.len() {
+                return Err(WriteError::OutOfRange {
+                    what: "position in the grant",
+                    index: u64::from(source.len()) - 1,
+                    limit: grant.len().into(),
+                });
+            }
+            whole(source, grant, |src, dst, count| builder.push(src, dst, count)).map_err(|e| refused(e, pool))?;
+        }
+        Some(pairs) => {
+            let mut written = vec![0u64; (grant.len() as usize).div_ceil(64)];
+            for &(from, to) in pairs {
+                let src = source.id(from).map_err(|_| WriteError::OutOfRange {
+                    what: "position in the source",
+                    index: from.into(),
+                    limit: source.len().into(),
+                })?;
+                let dst = grant.block_at(to).ok_or(WriteError::OutOfRange {
+                    what: "position in the grant",
+                    index: to.into(),
+                    limit: grant.len().into(),
+                })?;
+                let (word, bit) = (to as usize / 64, 1 << (to % 64));
+                if written[word] & bit != 0 {
+                    return Err(WriteError::Duplicate { position: to });
+                }
+                written[word] |= bit;
+                builder.push(src, dst, 1).map_err(|e| refused(e, pool))?;
+            }
+        }
+    }
+    let layout = pool.layout();
+    // A product that does not fit is above anything that a transfer can have.
+    let granted_bytes = u64::from(grant.len())
+        .checked_mul(layout.layers().into())
+        .and_then(|n| n.checked_mul(layout.block_bytes()))
+        .unwrap_or(u64::MAX);
+    Ok(Planned { plan: builder.build().map_err(|e| refused(e, pool))?, granted_bytes })
+}
+
+/// Position *i* of the source to position *i* of the grant, by common runs.
+fn whole<E>(
+    source: &Blocks,
+    grant: &Grant,
+    mut push: impl FnMut(u32, u32, u32) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut targets = grant.runs().iter().copied();
+    let mut target = (0, 0);
+    for &(mut src, mut left) in source.runs() {
+        while left > 0 {
+            while target.1 == 0 {
+                match targets.next() {
+                    Some(next) => target = next,
+                    // Not reached: the grant is at least as long.
+                    None => return Ok(()),
+                }
+            }
+            let count = left.min(target.1);
+            push(src, target.0, count)?;
+            src += count;
+            left -= count;
+            target = (target.0 + count, target.1 - count);
+        }
+    }
+    Ok(())
+}
+
+fn refused(error: PlanError, pool: &KvPool) -> WriteError {
+    match error {
+        PlanError::OutOfRange { block, count, blocks, .. } => WriteError::OutOfRange {
+            what: "block",
+            index: u64::from(block) + u64::from(count) - 1,
+            limit: blocks.into(),
+        },
+        // Layouts and pool sizes were compared when the channel was set up.
+        PlanError::Layouts { what, got, want } => WriteError::OutOfRange { what, index: got, limit: want },
+        PlanError::PoolTooSmall { needed, have, .. } => {
+            WriteError::OutOfRange { what: "pool byte", index: needed, limit: have }
+        }
+        PlanError::BadPart { index } => {
+            WriteError::OutOfRange { what: "region", index: index as u64, limit: pool.regions().len() as u64 }
+        }
+        PlanError::TooLarge => WriteError::OutOfRange { what: "byte", index: u64::MAX, limit: u64::MAX },
+    }
+}

@@ -1,0 +1,252 @@
+//! One write: what is asked for, the future that waits for it, and how it ends.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::driver::KvDriver;
+use super::grant::Grant;
+use super::pool::Blocks;
+use super::proto::{Reason, TransferId};
+
+/// A write to be started: which of our blocks go to which of the granted ones.
+///
+/// By default position *i* of the source goes to position *i* of the grant, in every layer.
+#[derive(Debug)]
+#[must_use = "a request does nothing until it is given to KvChannel::write"]
+pub struct WriteRequest {
+    pub(crate) grant: Grant,
+    pub(crate) source: Arc<Blocks>,
+    pub(crate) pairs: Option<Vec<(u32, u32)>>,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) tag: u64,
+}
+
+impl WriteRequest {
+    /// Writes `source` to the blocks of `grant`.
+    ///
+    /// The source moves in, or is shared: an `Arc<Blocks>` of which the caller keeps a clone can be read and sent to
+    /// several peers at once, and cannot be changed until the last write has given its clone back.
+    pub fn new(grant: &Grant, source: impl Into<Arc<Blocks>>) -> Self {
+        Self { grant: grant.clone(), source: source.into(), pairs: None, deadline: None, tag: 0 }
+    }
+
+    /// Writes these pairs (position in the source, position in the grant) instead. No position of the grant may
+    /// occur twice.
+    pub fn pairs(mut self, pairs: impl IntoIterator<Item = (u32, u32)>) -> Self {
+        self.pairs = Some(pairs.into_iter().collect());
+        self
+    }
+
+    /// The time that the write may take in all. At its end the write is aborted, and its blocks come back.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
+    }
+
+    /// A number that the receiver gets with the arrival.
+    pub fn tag(mut self, tag: u64) -> Self {
+        self.tag = tag;
+        self
+    }
+}
+
+/// A write that has landed: all of its bytes are in the peer's memory, and the peer has said so.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Landed {
+    /// The transfer.
+    pub transfer: TransferId,
+    /// Payload bytes.
+    pub bytes: u64,
+    /// Pieces that were asked for: pairs of blocks × layers.
+    pub descriptors: u64,
+    /// Work requests that it took: after coalescing neighbours and slicing at limits, without control messages.
+    pub wrs: u64,
+    /// From the call to the last local completion: what other systems call done.
+    pub local: Duration,
+    /// From the call to the peer's confirmation.
+    pub landed: Duration,
+}
+
+/// Why a write did not land, or is not known to have landed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The grant was used before, or revoked. Nothing was posted.
+    #[error("grant {grant} was used before or revoked; each grant serves one write: ask the peer for a new one")]
+    StaleGrant {
+        /// The grant.
+        grant: u64,
+    },
+    /// The grant is of another life of the peer. Nothing was posted.
+    #[error("grant of epoch {grant:#018x}, the peer has epoch {peer:#018x}: it was restarted since, and its old keys are dead; ask for a new grant")]
+    PeerRestarted {
+        /// Epoch in the grant.
+        grant: u64,
+        /// Epoch of the connected peer.
+        peer: u64,
+    },
+    /// The grant was given to another endpoint. Nothing was posted.
+    #[error("the grant is bound to the endpoint of epoch {bound:#018x}, this one is {ours:#018x}; use it there")]
+    NotOurs {
+        /// The epoch that the grant is bound to.
+        bound: u64,
+        /// Our epoch.
+        ours: u64,
+    },
+    /// A position, layer or block that does not exist. Nothing was posted.
+    #[error("{what} {index} is out of range: there are {limit}")]
+    OutOfRange {
+        /// What was indexed.
+        what: &'static str,
+        /// The index asked for.
+        index: u64,
+        /// The number that there is.
+        limit: u64,
+    },
+    /// Two pairs name the same target. Nothing was posted.
+    #[error("position {position} of the grant is written twice in one request; name each target once")]
+    Duplicate {
+        /// The position in the grant.
+        position: u32,
+    },
+    /// The source blocks are of another endpoint's pool. Nothing was posted.
+    #[error("the source blocks belong to another pool than this endpoint's; register one pool and take blocks from it")]
+    ForeignBlocks,
+    /// The channel was closed before the write could start. Nothing was posted.
+    #[error("the channel is closed: {reason}")]
+    Closed {
+        /// Why.
+        reason: Reason,
+    },
+    /// The receiver was never given this transfer, and never will be.
+    #[error("not delivered: {0}")]
+    NotDelivered(Reason),
+    /// The connection died after everything was sent and before the confirmation came. Connecting again to the same
+    /// life of the peer tells (`KvEndpoint::resolve`).
+    #[error("in doubt: {reason}; connect to the peer again, then KvEndpoint::resolve({transfer}) says whether it landed")]
+    InDoubt {
+        /// The transfer.
+        transfer: TransferId,
+        /// How the connection ended.
+        reason: Reason,
+    },
+}
+
+/// A write in progress. It makes progress whether or not it is polled.
+///
+/// # Cancel safety
+/// Dropping it aborts the transfer: the peer's arrival ends with `Aborted`, the channel stays healthy, and the
+/// source blocks return to their pool when no device reads them any more. [`Write::detach`] lets it finish instead.
+#[must_use = "dropping a write aborts it; await it, or call detach"]
+pub struct Write {
+    state: State,
+}
+
+enum State {
+    /// Refused at the call, or waiting for its turn: nothing has been posted.
+    Ended(Option<(WriteError, Arc<Blocks>)>),
+    Queued { driver: Arc<KvDriver>, request: Option<Box<WriteRequest>> },
+    Running { driver: Arc<KvDriver>, id: TransferId },
+}
+
+impl std::fmt::Debug for Write {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = match &self.state {
+            State::Ended(_) => "ended",
+            State::Queued { .. } => "queued",
+            State::Running { .. } => "running",
+        };
+        f.debug_struct("Write").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+/// What became of an attempt to start a write.
+pub(crate) enum Started {
+    Running(TransferId),
+    /// Every transfer slot is taken: ask again when one is free.
+    Full(Box<WriteRequest>),
+    Refused(WriteError, Arc<Blocks>),
+}
+
+impl Write {
+    pub(crate) fn start(driver: &Arc<KvDriver>, request: WriteRequest) -> Self {
+        let state = match driver.start_write(Box::new(request), None) {
+            Started::Running(id) => State::Running { driver: driver.clone(), id },
+            Started::Full(request) => State::Queued { driver: driver.clone(), request: Some(request) },
+            Started::Refused(error, source) => State::Ended(Some((error, source))),
+        };
+        Self { state }
+    }
+
+    /// The transfer's number, once it has one.
+    pub fn transfer(&self) -> Option<TransferId> {
+        match self.state {
+            State::Running { id, .. } => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Lets the transfer finish without anybody waiting for it; the source blocks return to their pool at its end.
+    /// A write that is still waiting for its turn is started by a task of its own.
+    pub fn detach(mut self) {
+        match std::mem::replace(&mut self.state, State::Ended(None)) {
+            State::Running { driver, id } => driver.detach(id),
+            State::Queued { driver, request } => {
+                let write = Self { state: State::Queued { driver: driver.clone(), request } };
+                driver.spawn(async move {
+                    let _ = write.await;
+                });
+            }
+            State::Ended(_) => {}
+        }
+    }
+}
+
+impl Future for Write {
+    type Output = (Result<Landed, WriteError>, Arc<Blocks>);
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let State::Queued { driver, request } = &mut this.state
+            && let Some(waiting) = request.take()
+        {
+            match driver.start_write(waiting, Some(cx.waker())) {
+                Started::Full(back) => {
+                    *request = Some(back);
+                    return Poll::Pending;
+                }
+                Started::Running(id) => this.state = State::Running { driver: driver.clone(), id },
+                Started::Refused(error, source) => this.state = State::Ended(Some((error, source))),
+            }
+        }
+        match &mut this.state {
+            State::Ended(end) => match end.take() {
+                Some((error, source)) => Poll::Ready((Err(error), source)),
+                None => panic!("`Write` polled after it had completed"),
+            },
+            State::Running { driver, id } => {
+                let id = *id;
+                match driver.poll_write(id, cx.waker()) {
+                    Poll::Ready(out) => {
+                        this.state = State::Ended(None);
+                        Poll::Ready(out)
+                    }
+                    Poll::Pending => Poll::Pending,
+                }
+            }
+            State::Queued { .. } => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Write {
+    fn drop(&mut self) {
+        if let State::Running { driver, id } = &self.state {
+            driver.abandon(*id);
+        }
+    }
+}
