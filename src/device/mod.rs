@@ -3,3 +3,4 @@
 mod caps;
 
 pub use caps::Capabilities;
+mod gid;
