@@ -221,7 +221,7 @@ mod tests {
         v[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
         match read_all(&v).await {
             Err(ConnectError::TooLarge { declared: 0xffff_ffff, limit, .. }) => {
-                assert_eq!(limit, MAX_BODY.into())
+                assert_eq!(limit, u64::from(MAX_BODY))
             }
             other => panic!("{other:?}"),
         }
