@@ -1,1 +1,43 @@
-//! connect
+//! Bootstrap: how two endpoints find each other and exchange what their queue pairs need.
+//!
+//! Out of band over TCP (`oob`): a listener and a dial, then four frames.
+//!
+//! ```text
+//!   client                          server
+//!   Hello       ─────────────────►  checks it, builds and connects its queue pairs
+//!   connects    ◄─────────────────  HelloReply, or Reject with both values
+//!   Ready       ─────────────────►  knows that the client can receive
+//!   may send    ◄─────────────────  ReadyAck
+//! ```
+//!
+//! `frame` is the framing, `hello` and `reject` are what travels, `agree` is what two hellos make
+//! together, `handshake` drives the four frames over any stream. Nothing here touches a provider: queue pairs
+//! are built by the caller, between the steps.
+
+// The channel (kv/) is the consumer: remove these two with it.
+#![allow(dead_code, unused_imports)]
+
+mod agree;
+mod deadline;
+mod error;
+mod frame;
+mod gate;
+mod handshake;
+mod hello;
+mod oob;
+mod random;
+mod reject;
+#[cfg(test)]
+mod tests;
+
+pub use error::{ConnectError, Fault, Stage};
+
+pub(crate) use self::{
+    agree::{Agreed, agree, path_mtu},
+    deadline::Deadline,
+    handshake::{Accepted, Expect, Incoming, Offer, ReplyReceived, client},
+    hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
+    oob::{OobListener, dial},
+    random::{random_psn, random_u64},
+    reject::Reject,
+};

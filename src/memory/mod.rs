@@ -1,1 +1,117 @@
-//! memory
+//! Memory: what is registered, and how it is held.
+//!
+//! ```text
+//!   Memory        what to register: our own pages, a sealed memfd, or the user's mapping
+//!   Region<K>     registered memory; K says who may touch it
+//!   Slice<K>      a range of a region, moved by value into an operation and back out of it
+//!   RemoteRegion  what a peer needs to reach an exposed region: address, length, rkey
+//! ```
+//!
+//! A region is [`Local`] or [`Exposed`]. Nobody but this process and the operations that it submits touches a local
+//! one, so its slices are ordinary `[u8]`. An exposed one may be written or read by a peer at any time, so safe code
+//! only copies in and out of it; there is no `&[u8]` to it outside of `unsafe`.
+
+mod checksum;
+mod mapping;
+mod region;
+mod remote;
+mod slice;
+
+use std::any::Any;
+
+pub use checksum::checksum;
+pub(crate) use mapping::Mapping;
+pub(crate) use region::MrInner;
+pub use region::{Exposed, Kind, Local, Region};
+pub use remote::{Access, RemoteRegion, RemoteSlice};
+pub use slice::Slice;
+#[allow(unused_imports)] // Consumer: the ring.
+pub(crate) use slice::{AnySlice, SliceSge};
+
+use crate::error::MemoryError;
+
+/// Whether the pages of a region are faulted in when it is registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Prefault {
+    /// At registration, off the runtime's workers. The first transfer then runs at full speed.
+    #[default]
+    Yes,
+    /// At first use. For sparse regions.
+    No,
+}
+
+/// A description of memory to register. Nothing is mapped before it is registered.
+#[derive(Debug)]
+pub struct Memory {
+    source: Source,
+    len: u64,
+    prefault: Prefault,
+}
+
+enum Source {
+    Anonymous,
+    Memfd,
+    User { addr: usize, owner: Box<dyn Any + Send + Sync> },
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Anonymous => f.write_str("Anonymous"),
+            Self::Memfd => f.write_str("Memfd"),
+            Self::User { addr, .. } => write!(f, "User({addr:#x})"),
+        }
+    }
+}
+
+impl Memory {
+    /// Page-aligned, zeroed memory of this process.
+    pub fn anonymous(len: u64) -> Self {
+        Self { source: Source::Anonymous, len, prefault: Prefault::Yes }
+    }
+
+    /// Page-aligned, zeroed memory in a memfd that is sealed against shrinking and growing, so that it can be shared
+    /// with another process of this host.
+    pub fn memfd(len: u64) -> Self {
+        Self { source: Source::Memfd, len, prefault: Prefault::Yes }
+    }
+
+    /// Memory of the caller. `owner` is dropped after the last use of it, also by a device.
+    ///
+    /// # Safety
+    /// - `ptr..ptr + len` is initialised and valid for reads and writes until `owner` is dropped.
+    /// - Until then nothing but this crate accesses it: no reference to it exists or is made, and it is given to
+    ///   `from_raw` once.
+    pub unsafe fn from_raw(ptr: *mut u8, len: u64, owner: Box<dyn Any + Send + Sync>) -> Self {
+        Self { source: Source::User { addr: ptr.expose_provenance(), owner }, len, prefault: Prefault::Yes }
+    }
+
+    /// Whether the pages are faulted in at registration. The default is [`Prefault::Yes`].
+    pub fn prefault(mut self, prefault: Prefault) -> Self {
+        self.prefault = prefault;
+        self
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// True for a length of zero, which cannot be registered.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Maps it. Blocks while pages are faulted in.
+    pub(crate) fn map(self) -> Result<Mapping, MemoryError> {
+        match self.source {
+            Source::Anonymous => Mapping::anonymous(self.len, self.prefault),
+            Source::Memfd => Mapping::memfd(self.len, self.prefault),
+            // SAFETY: the caller of `from_raw` has promised what `user` asks for.
+            Source::User { addr, owner } => unsafe { Mapping::user(addr, self.len, owner, self.prefault) },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! What two hellos make together: the common path, or the refusal that says what does not fit.
+
+use super::hello::{Hello, Notify};
+use super::reject::{LayoutField, Reject};
+
+/// The path MTUs that exist, bytes.
+const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
+
+/// What both sides use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Agreed {
+    /// Queue pairs: those beyond are not used.
+    pub(crate) qps: usize,
+    /// Bytes.
+    pub(crate) path_mtu: u32,
+    /// READs outstanding on a queue pair, in each direction.
+    pub(crate) rd_atomic: u8,
+    pub(crate) notify: Notify,
+    /// Both devices deliver the messages of a queue pair in order.
+    pub(crate) ordered: bool,
+    /// Largest message, bytes.
+    pub(crate) max_msg: u64,
+    /// Longest control message, bytes.
+    pub(crate) max_control: u32,
+}
+
+/// Whether `mtu` is a path MTU.
+pub(crate) fn is_mtu(mtu: u32) -> bool {
+    MTUS.contains(&mtu)
+}
+
+/// The path MTU of two ports' active MTUs: the smaller of the two (B2), as the largest MTU that exists and fits.
+/// `None` below the smallest.
+pub(crate) fn path_mtu(ours: u32, theirs: u32) -> Option<u32> {
+    let most = ours.min(theirs);
+    MTUS.into_iter().rev().find(|&m| m <= most)
+}
+
+/// Compares our hello with the peer's. Both sides come to the same answer.
+pub(crate) fn agree(ours: &Hello, theirs: &Hello) -> Result<Agreed, Reject> {
+    if ours.transport != theirs.transport {
+        return Err(Reject::Unsupported {
+            what: format!(
+                "the transports are {:?} and {:?}; choose the same on both sides",
+                ours.transport, theirs.transport
+            ),
+        });
+    }
+    if let (Some(o), Some(t)) = (&ours.layout, &theirs.layout) {
+        // The number of blocks and the strides are each side's own; what a block is must be the same.
+        let differ = |field, ours, theirs| {
+            if ours == theirs { Ok(()) } else { Err(Reject::Layout { field, ours, theirs }) }
+        };
+        differ(LayoutField::BlockBytes, o.block_bytes, t.block_bytes)?;
+        differ(LayoutField::Layers, o.layers.into(), t.layers.into())?;
+        if o.dtype != t.dtype {
+            return Err(Reject::Dtype { ours: o.dtype.clone(), theirs: t.dtype.clone() });
+        }
+    }
+    let notify = if ours.notify.imm && theirs.notify.imm {
+        Notify::Imm
+    } else if ours.notify.send && theirs.notify.send {
+        Notify::Send
+    } else {
+        return Err(Reject::Unsupported {
+            what: format!("no notification in common: {:?} and {:?}", ours.notify, theirs.notify),
+        });
+    };
+    let path_mtu = path_mtu(ours.mtu, theirs.mtu).ok_or_else(|| Reject::Unsupported {
+        what: format!(
+            "the active MTUs are {} and {}, the smallest path MTU is {}",
+            ours.mtu, theirs.mtu, MTUS[0]
+        ),
+    })?;
+    Ok(Agreed {
+        qps: ours.qps.len().min(theirs.qps.len()),
+        path_mtu,
+        rd_atomic: ours.rd_atomic.min(theirs.rd_atomic),
+        notify,
+        ordered: ours.caps.ordered && theirs.caps.ordered,
+        max_msg: ours.caps.max_msg.min(theirs.caps.max_msg),
+        max_control: ours.max_control.min(theirs.max_control),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hello::NotifyModes;
+    use super::super::hello::tests::sample;
+    use super::*;
+
+    #[test]
+    fn b2_path_mtu_is_the_smaller_of_the_two() {
+        assert_eq!(path_mtu(1024, 4096), Some(1024));
+        assert_eq!(path_mtu(4096, 1024), Some(1024));
+        assert_eq!(path_mtu(4096, 4096), Some(4096));
+        // A soft device may report an Ethernet or loopback MTU.
+        assert_eq!(path_mtu(1500, 65536), Some(1024));
+        assert_eq!(path_mtu(65536, 9000), Some(4096));
+        assert_eq!(path_mtu(255, 4096), None);
+    }
+
+    #[test]
+    fn b1_layouts_that_differ_are_refused_naming_both_values() {
+        let ours = sample();
+        let mut theirs = sample();
+        theirs.layout.as_mut().unwrap().block_bytes = 16384;
+        let r = agree(&ours, &theirs).unwrap_err();
+        assert_eq!(r, Reject::Layout { field: LayoutField::BlockBytes, ours: 1152, theirs: 16384 });
+        let mut theirs = sample();
+        theirs.layout.as_mut().unwrap().dtype = "fp8".into();
+        let r = agree(&ours, &theirs).unwrap_err();
+        assert_eq!(r, Reject::Dtype { ours: "bf16".into(), theirs: "fp8".into() });
+        let mut theirs = sample();
+        theirs.layout.as_mut().unwrap().layers = 28;
+        assert!(agree(&ours, &theirs).is_err());
+        // Each side's own affair.
+        let mut theirs = sample();
+        let l = theirs.layout.as_mut().unwrap();
+        (l.blocks, l.block_stride, l.layer_stride) = (7, 4096, 1 << 20);
+        assert!(agree(&ours, &theirs).is_ok());
+    }
+
+    #[test]
+    fn b2_both_sides_come_to_the_same_answer() {
+        let a = sample();
+        let mut b = sample();
+        (b.mtu, b.rd_atomic, b.max_control) = (512, 1, 300);
+        b.qps.truncate(2);
+        b.caps.ordered = false;
+        let agreed = agree(&a, &b).unwrap();
+        assert_eq!(agreed, agree(&b, &a).unwrap());
+        assert_eq!((agreed.path_mtu, agreed.rd_atomic, agreed.qps, agreed.max_control), (512, 1, 2, 300));
+        assert!(!agreed.ordered);
+    }
+
+    #[test]
+    fn b1_notifications_and_transports_must_have_something_in_common() {
+        let a = sample();
+        let mut b = sample();
+        b.notify = NotifyModes { imm: false, send: true };
+        assert_eq!(agree(&a, &b).unwrap().notify, Notify::Send);
+        let mut a = a;
+        a.notify = NotifyModes { imm: true, send: false };
+        assert!(matches!(agree(&a, &b), Err(Reject::Unsupported { .. })));
+        let mut b = sample();
+        b.transport = "verbs".into();
+        let e = agree(&sample(), &b).unwrap_err().local_error().to_string();
+        assert!(e.contains("soft-tcp") && e.contains("verbs"), "{e}");
+    }
+}

@@ -1,0 +1,291 @@
+//! Why a bootstrap failed: what was found, whose fault it is, and what to do.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Where a connect or an accept stood when it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Stage {
+    /// Looking up the peer's name.
+    Resolve,
+    /// Binding or accepting at the listener.
+    Listen,
+    /// Establishing the TCP connection.
+    Dial,
+    /// The client's hello: sending it, or waiting for it.
+    Hello,
+    /// The server's answer to the hello.
+    HelloReply,
+    /// The client's message that its queue pairs are connected.
+    Ready,
+    /// The server's confirmation of it.
+    ReadyAck,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Resolve => "name look-up",
+            Self::Listen => "listening",
+            Self::Dial => "the TCP connect",
+            Self::Hello => "hello",
+            Self::HelloReply => "reply to the hello",
+            Self::Ready => "ready",
+            Self::ReadyAck => "confirmation of ready",
+        })
+    }
+}
+
+/// Who has to change something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// This side: an argument, or a limit of this host.
+    Local,
+    /// The peer broke the protocol, or is not a landfall endpoint.
+    Peer,
+    /// Both follow the protocol and do not fit together.
+    Incompatible,
+    /// The network, or a peer that is absent, busy or slow.
+    Environment,
+}
+
+/// A connect or an accept failed. Nothing of it is left: its sockets and queue pairs are gone (B4).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The address does not parse as `host:port`.
+    #[error("{given:?} is not an address; give host:port or [v6]:port")]
+    Address {
+        /// What was given.
+        given: String,
+    },
+    /// The name has no address, or the look-up failed.
+    #[error("{name:?} cannot be resolved; check the name, or give an IP address")]
+    Resolve {
+        /// The name asked for.
+        name: String,
+        /// The resolver's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The port is taken.
+    #[error("{addr} is in use by another socket; choose another port, or port 0 for any")]
+    AddrInUse {
+        /// The address asked for.
+        addr: SocketAddr,
+    },
+    /// Nobody listens there.
+    #[error(
+        "{addr} refused the connection: nothing listens there; start the peer first, or correct the address"
+    )]
+    Refused {
+        /// The address dialled.
+        addr: SocketAddr,
+    },
+    /// The deadline passed.
+    #[error(
+        "{stage}: not done within {after:?}; check that the peer is alive and reachable, or allow more time"
+    )]
+    Timeout {
+        /// What was awaited.
+        stage: Stage,
+        /// The time that the whole connect was given.
+        after: Duration,
+    },
+    /// The system refused.
+    #[error("{stage}: the socket failed")]
+    Io {
+        /// What was going on.
+        stage: Stage,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The peer closed the connection, or died.
+    #[error("{stage}: the peer closed the connection; its log says why")]
+    Closed {
+        /// What was awaited.
+        stage: Stage,
+    },
+    /// The server had too many handshakes and gave up this one, which had not said hello.
+    #[error("{stage}: given up for newer connections, because this one sent nothing; the peer may retry")]
+    Evicted {
+        /// What was awaited.
+        stage: Stage,
+    },
+    /// The other side speaks something else.
+    #[error(
+        "the peer is not a landfall endpoint (its first bytes are {got:#010x}); check the address and port"
+    )]
+    NotLandfall {
+        /// The first four bytes, as a little-endian integer.
+        got: u32,
+    },
+    /// The two sides are of different versions of the protocol.
+    #[error(
+        "the peer speaks version {theirs} of the bootstrap, this side version {ours}; run one landfall version on both"
+    )]
+    Version {
+        /// Our version.
+        ours: u16,
+        /// The peer's version.
+        theirs: u16,
+    },
+    /// A frame above the limit.
+    #[error(
+        "{stage}: a frame of {declared} bytes, the limit is {limit}; fewer or larger regions make a hello shorter"
+    )]
+    TooLarge {
+        /// What the frame was.
+        stage: Stage,
+        /// The length declared.
+        declared: u64,
+        /// The most that is accepted.
+        limit: u64,
+    },
+    /// The connection ended inside a frame.
+    #[error("{stage}: the peer's frame ended after {got} of {wanted} bytes; the peer died or is faulty")]
+    Truncated {
+        /// What was awaited.
+        stage: Stage,
+        /// Bytes that came.
+        got: u64,
+        /// Bytes that were declared.
+        wanted: u64,
+    },
+    /// A frame whose content breaks the format.
+    #[error("{stage}: the peer's message is malformed: {what}; this is a fault of the peer")]
+    Malformed {
+        /// What the message was.
+        stage: Stage,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A frame of a kind that has no place here.
+    #[error("{stage}: the peer sent a message of kind {kind} instead; this is a fault of the peer")]
+    Unexpected {
+        /// What was awaited.
+        stage: Stage,
+        /// The kind that came.
+        kind: u16,
+    },
+    /// The endpoint that answers is not the one asked for.
+    #[error(
+        "another endpoint answers: expected {expected}, got {got}; the peer was restarted or the address is wrong: look it up again"
+    )]
+    IdentityMismatch {
+        /// The identity asked for.
+        expected: String,
+        /// The one found.
+        got: String,
+    },
+    /// The two block layouts differ where they must agree.
+    #[error("{field} differs: {ours} on this side, {theirs} on the peer's; configure both pools alike")]
+    LayoutMismatch {
+        /// The part of the layout.
+        field: &'static str,
+        /// Our value.
+        ours: u64,
+        /// The peer's value.
+        theirs: u64,
+    },
+    /// The element types differ.
+    #[error("dtype differs: {ours:?} on this side, {theirs:?} on the peer's; configure both pools alike")]
+    DtypeMismatch {
+        /// Our type.
+        ours: String,
+        /// The peer's type.
+        theirs: String,
+    },
+    /// A channel between the two endpoints exists, or the peer's own dial wins (B3).
+    #[error(
+        "connection {winner:#018x} between the two endpoints goes on instead of this one; use the channel that it gives"
+    )]
+    Duplicate {
+        /// The connection that is kept.
+        winner: u64,
+    },
+    /// The two sides have no way in common.
+    #[error("the two sides do not fit together: {what}")]
+    Unsupported {
+        /// What is missing, with both sides' values and the fix.
+        what: String,
+    },
+    /// The peer cannot take a channel now.
+    #[error("the peer is busy with other handshakes; retry later")]
+    Busy,
+    /// The peer is closing.
+    #[error("the peer is closing; connect to another one, or retry when it is back")]
+    Closing,
+    /// The peer refused our hello as malformed.
+    #[error("the peer found this side's hello malformed: {what}; run one landfall version on both")]
+    RefusedAsMalformed {
+        /// What the peer says.
+        what: String,
+    },
+    /// The peer refused with a code that this version does not know.
+    #[error("the peer refused with code {code}: {text:?}; run one landfall version on both")]
+    Rejected {
+        /// The code.
+        code: u16,
+        /// The peer's words.
+        text: String,
+    },
+}
+
+impl ConnectError {
+    /// Who has to change something for a retry to succeed.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Address { .. } | Self::AddrInUse { .. } | Self::RefusedAsMalformed { .. } => Fault::Local,
+            Self::NotLandfall { .. }
+            | Self::TooLarge { .. }
+            | Self::Truncated { .. }
+            | Self::Malformed { .. }
+            | Self::Evicted { .. }
+            | Self::Unexpected { .. } => Fault::Peer,
+            Self::Version { .. }
+            | Self::IdentityMismatch { .. }
+            | Self::LayoutMismatch { .. }
+            | Self::DtypeMismatch { .. }
+            | Self::Duplicate { .. }
+            | Self::Unsupported { .. }
+            | Self::Rejected { .. } => Fault::Incompatible,
+            Self::Io { source, .. } if is_exhaustion(source) => Fault::Local,
+            Self::Resolve { .. }
+            | Self::Refused { .. }
+            | Self::Timeout { .. }
+            | Self::Io { .. }
+            | Self::Closed { .. }
+            | Self::Busy
+            | Self::Closing => Fault::Environment,
+        }
+    }
+
+    /// An error of the socket at `stage`; a peer that went away is [`ConnectError::Closed`].
+    pub(crate) fn io(stage: Stage, source: io::Error) -> Self {
+        use io::ErrorKind as K;
+        match source.kind() {
+            K::ConnectionReset | K::BrokenPipe | K::UnexpectedEof if stage != Stage::Dial => {
+                Self::Closed { stage }
+            }
+            _ => Self::Io { stage, source },
+        }
+    }
+
+    pub(crate) fn malformed(stage: Stage, what: impl fmt::Display) -> Self {
+        Self::Malformed { stage, what: what.to_string() }
+    }
+}
+
+/// This process or host is out of descriptors, memory or ports.
+pub(crate) fn is_exhaustion(e: &io::Error) -> bool {
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EADDRNOTAVAIL | libc::EAGAIN)
+    )
+}

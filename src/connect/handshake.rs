@@ -1,0 +1,264 @@
+//! The four frames of a connect, over any stream, in an order that the types enforce.
+//!
+//! Client: [`client`] → [`ReplyReceived`] (connect the queue pairs) → [`ReplyReceived::ready`].
+//! Server: [`Incoming::hello`] → [`Offer`] (check, build and connect the queue pairs) → [`Offer::accept`] →
+//! [`Accepted`] (register the channel) → [`Accepted::finish`]. Dropping any of them closes the connection, and
+//! nothing else is left of it (B4). The whole handshake has one deadline.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::agree::{Agreed, agree};
+use super::deadline::Deadline;
+use super::error::{ConnectError, Stage};
+use super::frame::{self, Frame, Kind};
+use super::gate::{Permit, Ticket};
+use super::hello::Hello;
+use super::reject::Reject;
+
+/// How long a connection lingers for its refusal to arrive.
+const LINGER: Duration = Duration::from_secs(1);
+/// How much unread input of a refused peer is taken, so that closing does not destroy the refusal on its way.
+const LINGER_BYTES: u64 = 64 << 10;
+
+/// Whom the client wants to reach. Nothing given: whoever answers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Expect {
+    pub(crate) epoch: Option<u64>,
+    pub(crate) name: Option<String>,
+}
+
+impl Expect {
+    fn check(&self, got: &Hello) -> Result<(), ConnectError> {
+        let wrong_epoch = self.epoch.is_some_and(|e| e != got.epoch);
+        let wrong_name = self.name.as_ref().is_some_and(|n| *n != got.name);
+        if !wrong_epoch && !wrong_name {
+            return Ok(());
+        }
+        let name = self.name.as_ref().unwrap_or(&got.name);
+        let epoch = self.epoch.unwrap_or(got.epoch);
+        Err(ConnectError::IdentityMismatch {
+            expected: format!("{name:?} of epoch {epoch:#018x}"),
+            got: format!("{:?} of epoch {:#018x}", got.name, got.epoch),
+        })
+    }
+}
+
+/// Sends `hello` and waits for the reply. The reply has been checked against the hello.
+pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    hello: &Hello,
+    expect: &Expect,
+    deadline: Deadline,
+) -> Result<ReplyReceived<S>, ConnectError> {
+    let bytes = frame::encode(Kind::Hello, hello.epoch, Stage::Hello, |b| hello.encode(b))?;
+    frame::write(&mut stream, &bytes, Stage::Hello, deadline).await?;
+    let stage = Stage::HelloReply;
+    let frame = receive(&mut stream, Kind::HelloReply, stage, None, deadline).await?;
+    let reply = Hello::decode(frame.epoch, &frame.body).map_err(|e| ConnectError::malformed(stage, e))?;
+    expect.check(&reply)?;
+    if reply.connection_id != hello.connection_id {
+        return Err(ConnectError::malformed(stage, "the reply is to another connection"));
+    }
+    if reply.qps.len() > hello.qps.len() {
+        return Err(ConnectError::malformed(stage, "the reply has more queue pairs than were offered"));
+    }
+    match agree(hello, &reply) {
+        Ok(agreed) => Ok(ReplyReceived { reply, agreed, stream, epoch: hello.epoch, deadline }),
+        Err(reject) => {
+            refuse(&mut stream, hello.epoch, &reject, deadline).await;
+            Err(reject.local_error())
+        }
+    }
+}
+
+/// The client has the reply, and connects its queue pairs.
+#[derive(Debug)]
+pub(crate) struct ReplyReceived<S> {
+    pub(crate) reply: Hello,
+    pub(crate) agreed: Agreed,
+    stream: S,
+    epoch: u64,
+    deadline: Deadline,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> ReplyReceived<S> {
+    /// Says that our queue pairs are connected, and waits until the server knows it.
+    pub(crate) async fn ready(mut self) -> Result<S, ConnectError> {
+        send(&mut self.stream, Kind::Ready, self.epoch, Stage::Ready, self.deadline).await?;
+        let peer = Some(self.reply.epoch);
+        receive(&mut self.stream, Kind::ReadyAck, Stage::ReadyAck, peer, self.deadline).await?;
+        Ok(self.stream)
+    }
+
+    /// Gives up, and says why.
+    pub(crate) async fn reject(mut self, reject: Reject) -> ConnectError {
+        refuse(&mut self.stream, self.epoch, &reject, self.deadline).await;
+        reject.local_error()
+    }
+}
+
+/// A connection that has not said hello.
+#[derive(Debug)]
+pub(crate) struct Incoming<S> {
+    stream: S,
+    peer: SocketAddr,
+    ticket: Ticket,
+    deadline: Deadline,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
+    pub(super) fn new(stream: S, peer: SocketAddr, ticket: Ticket, deadline: Deadline) -> Self {
+        Self { stream, peer, ticket, deadline }
+    }
+
+    /// The address it comes from.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Reads the hello. `epoch` is ours. A peer that breaks the format is told so, when it can understand it.
+    pub(crate) async fn hello(self, epoch: u64) -> Result<Offer<S>, ConnectError> {
+        let Self { mut stream, peer, mut ticket, deadline } = self;
+        let stage = Stage::Hello;
+        let read = receive(&mut stream, Kind::Hello, stage, None, deadline);
+        let read = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
+        let hello =
+            read.and_then(|f| Hello::decode(f.epoch, &f.body).map_err(|e| ConnectError::malformed(stage, e)));
+        let failed = match hello {
+            Ok(hello) => match ticket.admit() {
+                Some(permit) => return Ok(Offer { hello, peer, stream, permit, epoch, deadline }),
+                None => ConnectError::Busy,
+            },
+            Err(e) => {
+                // The ticket stays held while the refusal is on its way.
+                if let Some(reject) = refusal_of(&e) {
+                    ticket.unless_evicted(refuse(&mut stream, epoch, &reject, deadline)).await;
+                }
+                return Err(e);
+            }
+        };
+        refuse(&mut stream, epoch, &Reject::Busy, deadline).await;
+        Err(failed)
+    }
+}
+
+/// A hello that was read: the server answers with its own, or refuses.
+#[derive(Debug)]
+pub(crate) struct Offer<S> {
+    pub(crate) hello: Hello,
+    pub(crate) peer: SocketAddr,
+    stream: S,
+    permit: Permit,
+    epoch: u64,
+    deadline: Deadline,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
+    /// Sends the reply, after our queue pairs are connected, and waits for the client's.
+    pub(crate) async fn accept(mut self, reply: &Hello) -> Result<Accepted<S>, ConnectError> {
+        let bytes = frame::encode(Kind::HelloReply, self.epoch, Stage::HelloReply, |b| reply.encode(b))?;
+        frame::write(&mut self.stream, &bytes, Stage::HelloReply, self.deadline).await?;
+        let peer = Some(self.hello.epoch);
+        receive(&mut self.stream, Kind::Ready, Stage::Ready, peer, self.deadline).await?;
+        let Self { hello, stream, permit, epoch, deadline, .. } = self;
+        Ok(Accepted { hello, stream, _permit: permit, epoch, deadline })
+    }
+
+    /// Refuses, and says why.
+    pub(crate) async fn reject(mut self, reject: Reject) -> ConnectError {
+        refuse(&mut self.stream, self.epoch, &reject, self.deadline).await;
+        reject.local_error()
+    }
+}
+
+/// Both sides' queue pairs are connected; the client does not know it yet.
+#[derive(Debug)]
+pub(crate) struct Accepted<S> {
+    pub(crate) hello: Hello,
+    stream: S,
+    _permit: Permit,
+    epoch: u64,
+    deadline: Deadline,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Accepted<S> {
+    /// Tells the client, and gives the stream back.
+    pub(crate) async fn finish(mut self) -> Result<S, ConnectError> {
+        send(&mut self.stream, Kind::ReadyAck, self.epoch, Stage::ReadyAck, self.deadline).await?;
+        Ok(self.stream)
+    }
+}
+
+/// Sends a frame without fields.
+async fn send(
+    stream: &mut (impl AsyncWrite + Unpin),
+    kind: Kind,
+    epoch: u64,
+    stage: Stage,
+    deadline: Deadline,
+) -> Result<(), ConnectError> {
+    let bytes = frame::encode(kind, epoch, stage, |_| {})?;
+    frame::write(stream, &bytes, stage, deadline).await
+}
+
+/// Reads a frame that must be of `kind` and, where the peer's epoch is known, of that. A refusal becomes its error.
+async fn receive(
+    stream: &mut (impl AsyncRead + Unpin),
+    kind: Kind,
+    stage: Stage,
+    peer: Option<u64>,
+    deadline: Deadline,
+) -> Result<Frame, ConnectError> {
+    let frame = frame::read(stream, stage, deadline).await?;
+    if let Some(expected) = peer.filter(|e| *e != frame.epoch) {
+        return Err(ConnectError::IdentityMismatch {
+            expected: format!("epoch {expected:#018x}"),
+            got: format!("epoch {:#018x}", frame.epoch),
+        });
+    }
+    match frame.kind {
+        k if k == kind => Ok(frame),
+        // The first frame of a connection refuses nothing.
+        Kind::Reject if kind != Kind::Hello => Err(match Reject::decode(&frame.body) {
+            Ok(reject) => reject.remote_error(),
+            Err(e) => ConnectError::malformed(stage, e),
+        }),
+        other => Err(ConnectError::Unexpected { stage, kind: other as u16 }),
+    }
+}
+
+/// What to tell a peer whose hello failed with `e`. `None` where it would not understand, or is gone.
+fn refusal_of(e: &ConnectError) -> Option<Reject> {
+    match e {
+        ConnectError::Version { ours, theirs } => Some(Reject::Version { ours: *ours, theirs: *theirs }),
+        ConnectError::Malformed { what, .. } => Some(Reject::Malformed { what: what.clone() }),
+        ConnectError::TooLarge { .. } | ConnectError::Unexpected { .. } => {
+            Some(Reject::Malformed { what: e.to_string() })
+        }
+        _ => None,
+    }
+}
+
+/// Sends a refusal, and waits a little for the peer to read it. Failures change nothing: the connection ends.
+async fn refuse(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    epoch: u64,
+    reject: &Reject,
+    deadline: Deadline,
+) {
+    let stage = Stage::HelloReply;
+    let deadline = deadline.capped(LINGER);
+    let result = async {
+        let bytes = frame::encode(Kind::Reject, epoch, stage, |b| reject.encode(b))?;
+        frame::write(stream, &bytes, stage, deadline).await?;
+        deadline.io(stage, stream.shutdown()).await?;
+        // Closing with unread input would reset the connection, and the refusal could be lost.
+        deadline.io(stage, tokio::io::copy(&mut stream.take(LINGER_BYTES), &mut tokio::io::sink())).await
+    };
+    if let Err(e) = result.await {
+        tracing::debug!(error = %e, ?reject, "a refusal may not have arrived");
+    }
+}

@@ -1,0 +1,281 @@
+//! The refusal of a hello, with both sides' values, so that either log tells the whole story.
+
+use super::error::{ConnectError, Stage};
+use super::hello::{HelloError, MAX_DTYPE, text};
+use crate::wire::{Reader, Writer};
+
+/// Longest explanation, bytes.
+const MAX_TEXT: usize = 256;
+
+/// The part of two layouts that must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LayoutField {
+    Layers,
+    BlockBytes,
+    /// One that a later version knows.
+    Other(u16),
+}
+
+impl LayoutField {
+    fn code(self) -> u16 {
+        match self {
+            Self::Layers => 1,
+            Self::BlockBytes => 2,
+            Self::Other(c) => c,
+        }
+    }
+
+    fn of(code: u16) -> Self {
+        match code {
+            1 => Self::Layers,
+            2 => Self::BlockBytes,
+            c => Self::Other(c),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Layers => "the number of layers",
+            Self::BlockBytes => "the block size in bytes",
+            Self::Other(_) => "the layout",
+        }
+    }
+}
+
+/// Why a hello is refused. `ours` is the side that refuses, `theirs` the side that is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Reject {
+    Layout {
+        field: LayoutField,
+        ours: u64,
+        theirs: u64,
+    },
+    Dtype {
+        ours: String,
+        theirs: String,
+    },
+    /// The connection of this id is kept instead (B3).
+    Duplicate {
+        winner: u64,
+    },
+    Busy,
+    Closing,
+    Version {
+        ours: u16,
+        theirs: u16,
+    },
+    Unsupported {
+        what: String,
+    },
+    Malformed {
+        what: String,
+    },
+    /// A code of a later version.
+    Other {
+        code: u16,
+        text: String,
+    },
+}
+
+mod tag {
+    pub(super) const CODE: u16 = 1;
+    pub(super) const TEXT: u16 = 2;
+    pub(super) const LAYOUT: u16 = 3;
+    pub(super) const OUR_DTYPE: u16 = 4;
+    pub(super) const THEIR_DTYPE: u16 = 5;
+    pub(super) const WINNER: u16 = 6;
+    pub(super) const VERSIONS: u16 = 7;
+}
+
+impl Reject {
+    fn code(&self) -> u16 {
+        match self {
+            Self::Layout { .. } => 1,
+            Self::Dtype { .. } => 2,
+            Self::Duplicate { .. } => 3,
+            Self::Busy => 4,
+            Self::Closing => 5,
+            Self::Version { .. } => 6,
+            Self::Unsupported { .. } => 7,
+            Self::Malformed { .. } => 8,
+            Self::Other { code, .. } => *code,
+        }
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        w.field(tag::CODE, |w| {
+            w.u16(self.code());
+        });
+        match self {
+            Self::Layout { field, ours, theirs } => {
+                w.field(tag::LAYOUT, |w| {
+                    w.u16(field.code()).u64(*ours).u64(*theirs);
+                });
+            }
+            Self::Dtype { ours, theirs } => {
+                w.field(tag::OUR_DTYPE, |w| {
+                    w.raw(ours.as_bytes());
+                });
+                w.field(tag::THEIR_DTYPE, |w| {
+                    w.raw(theirs.as_bytes());
+                });
+            }
+            Self::Duplicate { winner } => {
+                w.field(tag::WINNER, |w| {
+                    w.u64(*winner);
+                });
+            }
+            Self::Unsupported { what: s } | Self::Malformed { what: s } | Self::Other { text: s, .. } => {
+                w.field(tag::TEXT, |w| {
+                    w.raw(printable(s).as_bytes());
+                });
+            }
+            Self::Version { ours, theirs } => {
+                w.field(tag::VERSIONS, |w| {
+                    w.u16(*ours).u16(*theirs);
+                });
+            }
+            Self::Busy | Self::Closing => {}
+        }
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, HelloError> {
+        let (mut code, mut said, mut layout, mut winner) = (None, String::new(), None, None);
+        let (mut our_dtype, mut their_dtype, mut versions) = (None, None, None);
+        let mut r = Reader::new(body, "refusal");
+        while let Some((tag, mut f)) = r.field()? {
+            match tag {
+                tag::CODE => code = Some(f.u16()?),
+                tag::TEXT => said = text(&mut f, MAX_TEXT, "explanation")?,
+                tag::LAYOUT => layout = Some((LayoutField::of(f.u16()?), f.u64()?, f.u64()?)),
+                tag::OUR_DTYPE => our_dtype = Some(text(&mut f, MAX_DTYPE, "dtype")?),
+                tag::THEIR_DTYPE => their_dtype = Some(text(&mut f, MAX_DTYPE, "dtype")?),
+                tag::WINNER => winner = Some(f.u64()?),
+                tag::VERSIONS => versions = Some((f.u16()?, f.u16()?)),
+                _ => {}
+            }
+        }
+        Ok(match code.ok_or(HelloError::Missing("code"))? {
+            1 => {
+                let (field, ours, theirs) = layout.ok_or(HelloError::Missing("layout"))?;
+                Self::Layout { field, ours, theirs }
+            }
+            2 => Self::Dtype {
+                ours: our_dtype.ok_or(HelloError::Missing("dtype"))?,
+                theirs: their_dtype.ok_or(HelloError::Missing("dtype"))?,
+            },
+            3 => Self::Duplicate { winner: winner.ok_or(HelloError::Missing("winner"))? },
+            4 => Self::Busy,
+            5 => Self::Closing,
+            6 => {
+                let (ours, theirs) = versions.ok_or(HelloError::Missing("versions"))?;
+                Self::Version { ours, theirs }
+            }
+            7 => Self::Unsupported { what: said },
+            8 => Self::Malformed { what: said },
+            code => Self::Other { code, text: said },
+        })
+    }
+
+    /// The same refusal as the other side sees it.
+    fn swapped(self) -> Self {
+        match self {
+            Self::Layout { field, ours, theirs } => Self::Layout { field, ours: theirs, theirs: ours },
+            Self::Dtype { ours, theirs } => Self::Dtype { ours: theirs, theirs: ours },
+            Self::Version { ours, theirs } => Self::Version { ours: theirs, theirs: ours },
+            other => other,
+        }
+    }
+
+    /// The error of the side that refuses.
+    pub(crate) fn local_error(self) -> ConnectError {
+        match self {
+            Self::Layout { field, ours, theirs } => {
+                ConnectError::LayoutMismatch { field: field.name(), ours, theirs }
+            }
+            Self::Dtype { ours, theirs } => ConnectError::DtypeMismatch { ours, theirs },
+            Self::Version { ours, theirs } => ConnectError::Version { ours, theirs },
+            Self::Duplicate { winner } => ConnectError::Duplicate { winner },
+            Self::Busy => ConnectError::Busy,
+            Self::Closing => ConnectError::Closing,
+            Self::Unsupported { what } => ConnectError::Unsupported { what },
+            Self::Malformed { what } => ConnectError::Malformed { stage: Stage::Hello, what },
+            Self::Other { code, text } => ConnectError::Rejected { code, text },
+        }
+    }
+
+    /// The error of the side that is refused.
+    pub(crate) fn remote_error(self) -> ConnectError {
+        match self {
+            Self::Malformed { what } => ConnectError::RefusedAsMalformed { what },
+            other => other.swapped().local_error(),
+        }
+    }
+}
+
+/// At most [`MAX_TEXT`] bytes, without control characters.
+fn printable(s: &str) -> String {
+    let mut out = String::new();
+    for c in s.chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if out.len() + c.len_utf8() > MAX_TEXT {
+            break;
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every() -> Vec<Reject> {
+        vec![
+            Reject::Layout { field: LayoutField::BlockBytes, ours: 32768, theirs: 16384 },
+            Reject::Layout { field: LayoutField::Other(99), ours: 1, theirs: 2 },
+            Reject::Dtype { ours: "bf16".into(), theirs: "fp8".into() },
+            Reject::Duplicate { winner: 77 },
+            Reject::Busy,
+            Reject::Closing,
+            Reject::Version { ours: 1, theirs: 2 },
+            Reject::Unsupported { what: "transport: soft-tcp and verbs".into() },
+            Reject::Malformed { what: "no path".into() },
+            Reject::Other { code: 1000, text: "later".into() },
+        ]
+    }
+
+    #[test]
+    fn b1_every_refusal_round_trips_and_survives_cuts() {
+        for reject in every() {
+            let mut v = Vec::new();
+            reject.encode(&mut v);
+            assert_eq!(Reject::decode(&v).unwrap(), reject);
+            for cut in 0..v.len() {
+                // A cut can only lose the explanation; what a code needs is either there or an error.
+                if let Ok(short) = Reject::decode(&v[..cut]) {
+                    assert_eq!(short.code(), reject.code());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn b1_both_sides_name_both_values() {
+        let reject = Reject::Layout { field: LayoutField::BlockBytes, ours: 32768, theirs: 16384 };
+        let here = reject.clone().local_error().to_string();
+        let there = reject.remote_error().to_string();
+        assert!(here.contains("32768 on this side, 16384 on the peer's"), "{here}");
+        assert!(there.contains("16384 on this side, 32768 on the peer's"), "{there}");
+        let dtype = Reject::Dtype { ours: "bf16".into(), theirs: "fp8".into() }.remote_error().to_string();
+        assert!(dtype.contains(r#""fp8" on this side, "bf16" on the peer's"#), "{dtype}");
+    }
+
+    #[test]
+    fn b1_an_explanation_is_cut_and_cleaned_by_its_sender() {
+        let mut v = Vec::new();
+        Reject::Malformed { what: format!("a\n{}", "\u{e9}".repeat(300)) }.encode(&mut v);
+        let Ok(Reject::Malformed { what }) = Reject::decode(&v) else { panic!("not decoded") };
+        assert!(what.starts_with("a \u{e9}") && what.len() <= MAX_TEXT);
+    }
+}

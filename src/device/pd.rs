@@ -1,0 +1,68 @@
+//! Protection domains: what a queue pair of one may reach with the keys of its regions.
+
+use std::sync::Arc;
+
+use super::Device;
+use crate::error::MemoryError;
+use crate::memory::{Access, Exposed, Kind, Local, Memory, Region};
+use crate::provider::{self, AccessFlags};
+
+/// A protection domain. Cheap to clone; clones are the same domain.
+///
+/// Keys of one domain's regions do not work on the queue pairs of another: separate domains limit what a wrong peer
+/// can reach.
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain {
+    inner: Arc<PdInner>,
+}
+
+#[derive(Debug)]
+struct PdInner {
+    pd: provider::Pd,
+    device: Device,
+}
+
+impl ProtectionDomain {
+    pub(super) fn new(device: Device, pd: provider::Pd) -> Self {
+        Self { inner: Arc::new(PdInner { pd, device }) }
+    }
+
+    /// The device that it is of.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    #[allow(dead_code)] // Consumer: queue_pair.
+    pub(crate) fn provider(&self) -> &provider::Pd {
+        &self.inner.pd
+    }
+
+    /// Registers memory that only this process and its own operations touch.
+    ///
+    /// Mapping, faulting in and pinning run on tokio's blocking pool. Dropping the future leaks nothing: what had been
+    /// registered by then is deregistered.
+    pub async fn register_local(&self, memory: Memory) -> Result<Region<Local>, MemoryError> {
+        self.register(memory, AccessFlags::LOCAL_WRITE).await
+    }
+
+    /// Registers memory that peers reach as `access` says. As for cancelling, see
+    /// [`register_local`](Self::register_local).
+    pub async fn register_exposed(&self, memory: Memory, access: Access) -> Result<Region<Exposed>, MemoryError> {
+        self.register(memory, access.flags()).await
+    }
+
+    async fn register<K: Kind>(&self, memory: Memory, access: AccessFlags) -> Result<Region<K>, MemoryError> {
+        let (asked, limit) = (memory.len(), self.inner.device.capabilities().max_mr_size);
+        if asked > limit {
+            return Err(MemoryError::TooLarge { asked, limit });
+        }
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| MemoryError::RuntimeGone)?;
+        let inner = self.inner.clone();
+        let task = runtime.spawn_blocking(move || Region::register(&inner.pd, memory.map()?, access));
+        match task.await {
+            Ok(region) => region,
+            Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+            Err(_) => Err(MemoryError::RuntimeGone),
+        }
+    }
+}

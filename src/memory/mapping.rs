@@ -1,0 +1,208 @@
+//! Mapped memory: what a region is registered over. Owns the mapping (or the user's owner) until its last use.
+//!
+//! This file and `slice.rs` are the only ones of `memory/` that turn an address into a pointer.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::RwLock;
+
+use super::Prefault;
+use crate::error::MemoryError;
+
+/// Above this, an anonymous mapping asks for huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// Memory with a fixed address for as long as this value lives.
+pub(crate) struct Mapping {
+    addr: usize,
+    len: u64,
+    backing: Backing,
+    /// Orders the CPU's own safe copies into and out of exposed memory, so that two of them are never a data race.
+    /// Devices, peers and the kernel are outside of it. Held for one small piece of a copy at a time.
+    copies: RwLock<()>,
+}
+
+enum Backing {
+    /// Ours: unmapped at drop. The length mapped is rounded up to whole pages.
+    Mapped { mapped_len: usize, memfd: Option<OwnedFd> },
+    /// The user's, kept by an owner that we only drop.
+    User { _owner: Box<dyn Any + Send + Sync> },
+}
+
+impl std::fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match &self.backing {
+            Backing::Mapped { memfd: None, .. } => "anonymous",
+            Backing::Mapped { memfd: Some(_), .. } => "memfd",
+            Backing::User { .. } => "user",
+        };
+        write!(f, "Mapping({kind}, {:#x}..+{})", self.addr, self.len)
+    }
+}
+
+impl Mapping {
+    pub(crate) fn anonymous(len: u64, prefault: Prefault) -> Result<Self, MemoryError> {
+        let mapped_len = whole_pages(len)?;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let this = Self::map("mapping anonymous memory", len, mapped_len, flags, None)?;
+        if len >= HUGE_PAGE {
+            // SAFETY: the range is a mapping of ours; the advice changes no content. A refusal costs speed only.
+            unsafe { libc::madvise(this.addr as *mut libc::c_void, mapped_len, libc::MADV_HUGEPAGE) };
+        }
+        this.prefault(prefault)?;
+        Ok(this)
+    }
+
+    pub(crate) fn memfd(len: u64, prefault: Prefault) -> Result<Self, MemoryError> {
+        let mapped_len = whole_pages(len)?;
+        let os = |what| move |source| MemoryError::Os { what, len, source };
+        // SAFETY: a plain system call with a NUL-terminated name.
+        let fd = unsafe { libc::memfd_create(c"landfall".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        if fd < 0 {
+            return Err(os("creating a memfd")(io::Error::last_os_error()));
+        }
+        // SAFETY: memfd_create has just given us this descriptor, and nobody else has it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: plain system calls on a descriptor that we own; `mapped_len` fits an i64, see `whole_pages`.
+        unsafe {
+            if libc::ftruncate(fd.as_raw_fd(), mapped_len as libc::off_t) != 0 {
+                return Err(os("sizing a memfd")(io::Error::last_os_error()));
+            }
+            let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+            if libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0 {
+                return Err(os("sealing a memfd")(io::Error::last_os_error()));
+            }
+        }
+        let this = Self::map("mapping a memfd", len, mapped_len, libc::MAP_SHARED, Some(fd))?;
+        this.prefault(prefault)?;
+        Ok(this)
+    }
+
+    fn map(
+        what: &'static str,
+        len: u64,
+        mapped_len: usize,
+        flags: libc::c_int,
+        memfd: Option<OwnedFd>,
+    ) -> Result<Self, MemoryError> {
+        let fd = memfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let addr = unsafe {
+            libc::mmap(std::ptr::null_mut(), mapped_len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+        };
+        if addr == libc::MAP_FAILED {
+            return Err(MemoryError::Os { what, len, source: io::Error::last_os_error() });
+        }
+        let backing = Backing::Mapped { mapped_len, memfd };
+        Ok(Self { addr: addr.expose_provenance(), len, backing, copies: RwLock::new(()) })
+    }
+
+    /// # Safety
+    /// `addr..addr + len` is initialised memory that stays valid for reads and writes until `owner` is dropped, and
+    /// see [`super::Memory::from_raw`].
+    pub(crate) unsafe fn user(
+        addr: usize,
+        len: u64,
+        owner: Box<dyn Any + Send + Sync>,
+        prefault: Prefault,
+    ) -> Result<Self, MemoryError> {
+        whole_pages(len)?;
+        if addr == 0 || (addr as u64).checked_add(len).is_none() {
+            return Err(MemoryError::Length { asked: len, fix: "address and length must stay inside the address space" });
+        }
+        let this = Self { addr, len, backing: Backing::User { _owner: owner }, copies: RwLock::new(()) };
+        this.prefault(prefault)?;
+        Ok(this)
+    }
+
+    /// The address of the first byte.
+    pub(crate) fn addr(&self) -> u64 {
+        self.addr as u64
+    }
+
+    /// Bytes, as asked for (a mapping of ours may be larger by a part of a page).
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The sealed memfd behind this memory, where there is one.
+    #[allow(dead_code)] // Consumer: the shared-memory transport.
+    pub(crate) fn memfd_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.backing {
+            Backing::Mapped { memfd: Some(fd), .. } => Some(fd.as_fd()),
+            _ => None,
+        }
+    }
+
+    /// The lock for CPU copies, see the field.
+    pub(super) fn copies(&self) -> &RwLock<()> {
+        &self.copies
+    }
+
+    fn prefault(&self, prefault: Prefault) -> Result<(), MemoryError> {
+        if prefault == Prefault::No {
+            return Ok(());
+        }
+        let page = page_size();
+        let start = self.addr & !(page - 1);
+        let end = self.addr + self.len as usize;
+        let span = (end - start).next_multiple_of(page);
+        loop {
+            // SAFETY: the whole pages that hold this mapping; populating them changes no content.
+            let rc = unsafe { libc::madvise(start as *mut libc::c_void, span, libc::MADV_POPULATE_WRITE) };
+            if rc == 0 {
+                return Ok(());
+            }
+            let source = io::Error::last_os_error();
+            match source.raw_os_error() {
+                Some(libc::EINTR) => continue,
+                // A kernel before 5.14, or a mapping that it does not populate.
+                Some(libc::EINVAL) => break,
+                _ => return Err(MemoryError::Os { what: "faulting in the pages", len: self.len, source }),
+            }
+        }
+        let ours = matches!(self.backing, Backing::Mapped { .. });
+        for at in (self.addr..end).step_by(page) {
+            let p = std::ptr::with_exposed_provenance_mut::<u8>(at);
+            // SAFETY: `at` is inside this mapping. A fresh mapping of ours is zero and unshared, so zero is written;
+            // the user's memory is only read.
+            unsafe {
+                if ours {
+                    p.write_volatile(0);
+                } else {
+                    p.read_volatile();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if let Backing::Mapped { mapped_len, .. } = self.backing {
+            // SAFETY: mapped by `map` with this length, and unmapped only here; whoever uses the memory holds an
+            // `Arc` of this value.
+            unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.addr), mapped_len) };
+        }
+    }
+}
+
+pub(crate) fn page_size() -> usize {
+    // SAFETY: a plain query.
+    let n = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(n).ok().filter(|n| n.is_power_of_two()).unwrap_or(4096)
+}
+
+/// `len` rounded up to pages, when it is a length that a mapping (and a Rust slice) can have.
+fn whole_pages(len: u64) -> Result<usize, MemoryError> {
+    if len == 0 {
+        return Err(MemoryError::Length { asked: 0, fix: "ask for at least one byte" });
+    }
+    let page = page_size() as u64;
+    len.checked_next_multiple_of(page)
+        .filter(|&n| n <= isize::MAX as u64)
+        .map(|n| n as usize)
+        .ok_or(MemoryError::Length { asked: len, fix: "no address space is that large; ask for less" })
+}

@@ -1,0 +1,123 @@
+//! Registered memory, and the two kinds of it.
+
+use std::marker::PhantomData;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use super::{Mapping, RemoteRegion, Slice};
+use crate::error::MemoryError;
+use crate::provider::{self, AccessFlags};
+
+mod sealed {
+    pub trait Sealed: Send + Sync + 'static {}
+}
+
+/// Who may touch a region: [`Local`] or [`Exposed`].
+pub trait Kind: sealed::Sealed {}
+
+/// Touched by this process and by the operations that it submits. Slices are exclusive and are `[u8]`.
+#[derive(Debug)]
+pub enum Local {}
+
+/// Peers may read or write it at any time. Slices copy in and out.
+#[derive(Debug)]
+pub enum Exposed {}
+
+impl sealed::Sealed for Local {}
+impl sealed::Sealed for Exposed {}
+impl Kind for Local {}
+impl Kind for Exposed {}
+
+/// One registration, shared by the region and every slice of it. The last of them deregisters it.
+///
+/// Deregistration happens in `mr`'s drop: cheap on the soft provider. Where it blocks (real devices), this is the one
+/// place from which the registration goes to the reaper instead.
+#[derive(Debug)]
+pub(crate) struct MrInner {
+    // Dropped in this order: the registration before the memory.
+    pub(super) mr: provider::Mr,
+    pub(super) mapping: Arc<Mapping>,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    #[allow(dead_code)] // Consumer: the ring's checks (R10).
+    pub(super) access: AccessFlags,
+}
+
+impl MrInner {
+    /// The address of its first byte.
+    pub(crate) fn addr(&self) -> u64 {
+        self.mapping.addr() + self.offset
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.mr.lkey()
+    }
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub struct Region<K: Kind> {
+    pub(super) inner: Arc<MrInner>,
+    pub(super) kind: PhantomData<fn() -> K>,
+}
+
+impl<K: Kind> Region<K> {
+    /// Registers the whole of `mapping`. Blocks.
+    pub(crate) fn register(pd: &provider::Pd, mapping: Mapping, access: AccessFlags) -> Result<Self, MemoryError> {
+        let mapping = Arc::new(mapping);
+        let len = mapping.len();
+        let mr = pd.reg_mr(mapping.clone(), 0, len, access)?;
+        Ok(Self { inner: Arc::new(MrInner { mr, mapping, offset: 0, len, access }), kind: PhantomData })
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.inner.len
+    }
+
+    /// Never: a region has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        self.inner.len == 0
+    }
+}
+
+impl Region<Local> {
+    /// The whole region as one exclusive slice. Split it to use parts at the same time.
+    pub fn into_slice(self) -> Slice<Local> {
+        let len = self.inner.len;
+        // The region is consumed and not `Clone`: this is the only slice, so that it is exclusive.
+        Slice::new(self.inner, 0, len)
+    }
+}
+
+impl Region<Exposed> {
+    /// A range of the region. Slices of an exposed region may overlap.
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<Slice<Exposed>, MemoryError> {
+        let size = self.inner.len;
+        let start = match range.start_bound() {
+            Bound::Included(&s) => s,
+            Bound::Excluded(&s) => s.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&e) => e.saturating_add(1),
+            Bound::Excluded(&e) => e,
+            Bound::Unbounded => size,
+        };
+        if start > end || end > size {
+            return Err(MemoryError::OutOfRange { offset: start, len: end.saturating_sub(start), size });
+        }
+        Ok(Slice::new(self.inner.clone(), start, end - start))
+    }
+
+    /// What a peer needs to reach this region.
+    pub fn remote(&self) -> RemoteRegion {
+        RemoteRegion { addr: self.inner.addr(), len: self.inner.len, rkey: self.inner.mr.rkey() }
+    }
+}
+
+impl Clone for Region<Exposed> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), kind: PhantomData }
+    }
+}

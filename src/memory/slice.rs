@@ -1,0 +1,250 @@
+//! Ranges of registered memory, moved by value into an operation and handed back with its result.
+//!
+//! The other file of `memory/` (besides `mapping.rs`) that turns an address into a pointer.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::{Arc, PoisonError};
+
+use super::checksum::Checksum;
+use super::{Exposed, Kind, Local, MrInner};
+use crate::error::MemoryError;
+
+/// A copy holds the mapping's copy lock for at most this many bytes at a time. A multiple of the checksum's stripe.
+const PIECE: usize = 16 << 10;
+
+/// A range of a [`Region`](super::Region). A `Slice<Local>` is exclusive and is a `[u8]`; a `Slice<Exposed>` copies
+/// in and out.
+pub struct Slice<K: Kind> {
+    mr: Arc<MrInner>,
+    /// From the start of the region.
+    offset: u64,
+    len: u64,
+    kind: PhantomData<fn() -> K>,
+}
+
+/// Where a slice is, for a scatter/gather element. May be longer than one element can say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SliceSge {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    pub(crate) lkey: u32,
+}
+
+impl<K: Kind> Slice<K> {
+    /// Invariant: `offset + len <= mr.len`.
+    pub(super) fn new(mr: Arc<MrInner>, offset: u64, len: u64) -> Self {
+        debug_assert!(offset.checked_add(len).is_some_and(|end| end <= mr.len));
+        Self { mr, offset, len, kind: PhantomData }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where it starts in its region.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    #[allow(dead_code)] // Consumer: the ring.
+    pub(crate) fn sge(&self) -> SliceSge {
+        SliceSge { addr: self.addr(), len: self.len, lkey: self.mr.lkey() }
+    }
+
+    fn addr(&self) -> u64 {
+        self.mr.addr() + self.offset
+    }
+
+    fn ptr(&self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.addr() as usize)
+    }
+
+    fn check(&self, at: u64, len: u64) -> Result<(), MemoryError> {
+        match at.checked_add(len) {
+            Some(end) if end <= self.len => Ok(()),
+            _ => Err(MemoryError::OutOfRange { offset: at, len, size: self.len }),
+        }
+    }
+}
+
+impl<K: Kind> fmt::Debug for Slice<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slice").field("offset", &self.offset).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Slice<Local> {
+    /// Splits off the first `at` bytes; `self` keeps the rest.
+    pub fn split_to(&mut self, at: u64) -> Result<Self, MemoryError> {
+        self.check(at, 0)?;
+        let head = Self::new(self.mr.clone(), self.offset, at);
+        self.offset += at;
+        self.len -= at;
+        Ok(head)
+    }
+
+    /// Splits off what follows the first `at` bytes; `self` keeps those.
+    pub fn split_off(&mut self, at: u64) -> Result<Self, MemoryError> {
+        self.check(at, 0)?;
+        let tail = Self::new(self.mr.clone(), self.offset + at, self.len - at);
+        self.len = at;
+        Ok(tail)
+    }
+
+    /// Joins `self` and `next` when `next` starts where `self` ends, in the same region. Gives both back otherwise.
+    pub fn unsplit(self, next: Self) -> Result<Self, (Self, Self)> {
+        if !Arc::ptr_eq(&self.mr, &next.mr) || self.offset + self.len != next.offset {
+            return Err((self, next));
+        }
+        let len = self.len + next.len;
+        Ok(Self::new(self.mr, self.offset, len))
+    }
+}
+
+impl Deref for Slice<Local> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is inside a mapping that `mr` keeps, is initialised (zeroed, or the user's promise), fits
+        // an isize (`whole_pages`), and is exclusive to this value: a local region gives one slice, splits are
+        // disjoint, and an operation owns the slice while a device may touch it.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.len as usize) }
+    }
+}
+
+impl DerefMut for Slice<Local> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and `&mut self` makes the access unique.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr(), self.len as usize) }
+    }
+}
+
+impl Slice<Exposed> {
+    /// Copies `src` to the bytes from `at` on.
+    pub fn copy_in(&self, at: u64, src: &[u8]) -> Result<(), MemoryError> {
+        self.check(at, src.len() as u64)?;
+        let mut to = self.ptr().wrapping_add(at as usize);
+        for piece in src.chunks(PIECE) {
+            let _copying = self.mr.mapping.copies().write().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: `check` says that `to..+piece` is inside this slice; the copy lock keeps other CPU copies out,
+            // and no reference to exposed memory exists in safe code. What a device or peer writes at the same time
+            // is outside of the language: bytes end up as one or the other.
+            unsafe { ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
+            to = to.wrapping_add(piece.len());
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes from `at` on to `dst`.
+    pub fn copy_out(&self, at: u64, dst: &mut [u8]) -> Result<(), MemoryError> {
+        self.check(at, dst.len() as u64)?;
+        let mut from = self.ptr().cast_const().wrapping_add(at as usize);
+        for piece in dst.chunks_mut(PIECE) {
+            let _copying = self.mr.mapping.copies().read().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: `check` says that `from..+piece` is inside this slice; the copy lock keeps CPU writers out.
+            unsafe { ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
+            from = from.wrapping_add(piece.len());
+        }
+        Ok(())
+    }
+
+    /// The checksum of its bytes, by the function [`checksum`](super::checksum). It reads copies of small pieces, so
+    /// that its answer is of bytes that were there, also while a peer writes.
+    pub fn checksum(&self) -> u64 {
+        let mut sum = Checksum::new();
+        let mut buf = [0u8; PIECE];
+        let mut at = 0;
+        while at < self.len {
+            let n = (self.len - at).min(PIECE as u64) as usize;
+            self.copy_out(at, &mut buf[..n]).expect("the piece is inside of this slice");
+            sum.update(&buf[..n]);
+            at += n as u64;
+        }
+        sum.finish()
+    }
+
+    /// Writes all of its bytes to `fd`, straight from the region. Blocks as `write(2)` does; an error may leave a
+    /// part written.
+    pub fn write_to_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut done = 0;
+        while done < self.len {
+            let n = (self.len - done).min(1 << 30) as usize;
+            let from = self.ptr().wrapping_add(done as usize);
+            // SAFETY: the range is inside this slice, whose mapping `mr` keeps; the kernel reads it.
+            let rc = unsafe { libc::write(fd.as_raw_fd(), from.cast(), n) };
+            match rc {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                n if n > 0 => done += n as u64,
+                _ => {
+                    let e = io::Error::last_os_error();
+                    if e.kind() != io::ErrorKind::Interrupted {
+                        return Err(e);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The address of its first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr()
+    }
+
+    /// Its bytes in place.
+    ///
+    /// # Safety
+    /// While the reference lives nothing writes these bytes: no peer, no operation, no `copy_in`. The protocol with
+    /// the peer must say so; a registration does not.
+    pub unsafe fn as_slice(&self) -> &[u8] {
+        // SAFETY: inside a mapping that `mr` keeps and initialised; the caller promises that nothing writes it.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.len as usize) }
+    }
+}
+
+impl Clone for Slice<Exposed> {
+    fn clone(&self) -> Self {
+        Self::new(self.mr.clone(), self.offset, self.len)
+    }
+}
+
+/// A slice of either kind, as an operation holds it.
+#[derive(Debug)]
+#[allow(dead_code)] // Consumer: the ring.
+pub(crate) enum AnySlice {
+    Local(Slice<Local>),
+    Exposed(Slice<Exposed>),
+}
+
+#[allow(dead_code)] // Consumer: the ring.
+impl AnySlice {
+    pub(crate) fn sge(&self) -> SliceSge {
+        match self {
+            Self::Local(s) => s.sge(),
+            Self::Exposed(s) => s.sge(),
+        }
+    }
+}
+
+impl From<Slice<Local>> for AnySlice {
+    fn from(s: Slice<Local>) -> Self {
+        Self::Local(s)
+    }
+}
+
+impl From<Slice<Exposed>> for AnySlice {
+    fn from(s: Slice<Exposed>) -> Self {
+        Self::Exposed(s)
+    }
+}
