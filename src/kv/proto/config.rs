@@ -1,0 +1,114 @@
+//! What a connection is told at its start: agreed by the handshake, the same until its end.
+
+use std::time::Duration;
+
+/// How the receiver learns that data has been placed. Chosen by capability at connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Notify {
+    /// RDMA WRITE with immediate data.
+    Imm,
+    /// A SEND behind the WRITEs of its queue pair (iWARP without immediate data). Needs an ordered transport.
+    Send,
+}
+
+/// Receives that stand posted on one queue pair, by what they are for. They share one receive queue, so each has a
+/// buffer of `max_control` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credits {
+    /// For notifications: immediates, or NOTIFY messages.
+    pub(crate) data: u32,
+    /// For control messages.
+    pub(crate) control: u32,
+}
+
+/// Least `max_control`.
+pub(crate) const MIN_CONTROL: usize = 256;
+/// Most queue pairs: participation is a 64-bit mask.
+pub(crate) const MAX_QPS: usize = 64;
+/// Slots that an immediate can name (12 bits).
+pub(crate) const MAX_SLOTS: u16 = 4096;
+/// Send queue entries of each queue pair that data leaves to control. The send queue must hold more than that.
+pub(crate) const SQ_RESERVE: usize = 4;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Queue pairs, numbered alike on both sides: 1 to 64.
+    pub(crate) qps: usize,
+    pub(crate) notify: Notify,
+    /// Messages of a queue pair arrive in the order in which they were posted.
+    pub(crate) ordered: bool,
+    pub(crate) local_epoch: u64,
+    pub(crate) peer_epoch: u64,
+    /// Receives that the peer has posted on each queue pair.
+    pub(crate) tx_credits: Credits,
+    /// Receives that we have posted on each queue pair.
+    pub(crate) rx_credits: Credits,
+    /// Bytes of the largest control SEND: the receive buffers of both sides.
+    pub(crate) max_control: usize,
+    /// Bytes of the largest WRITE.
+    pub(crate) max_write: u32,
+    /// Transfers that may be started and not yet finished: 1 to 4096. Others wait.
+    pub(crate) max_transfers: u16,
+    /// A queue pair that has been silent for so long is asked for a sign of life.
+    pub(crate) heartbeat: Duration,
+    /// A queue pair that has been silent for so long has lost its peer. Longer than `heartbeat`, and longer than a
+    /// full send queue takes to drain, since a heartbeat queues behind it.
+    pub(crate) peer_timeout: Duration,
+    /// What an abort may take before the queue pairs are killed to give the buffers back.
+    pub(crate) abort_grace: Duration,
+}
+
+/// A configuration that the protocol cannot run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {got} is not possible, it must be {must}")]
+pub(crate) struct ConfigError {
+    pub(crate) what: &'static str,
+    pub(crate) got: u64,
+    pub(crate) must: &'static str,
+}
+
+impl Config {
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let fail = |what, got, must| Err(ConfigError { what, got, must });
+        if self.qps == 0 || self.qps > MAX_QPS {
+            return fail("qps", self.qps as u64, "1 to 64");
+        }
+        if self.notify == Notify::Send && !self.ordered {
+            return fail("notify", 0, "by immediate on a transport that does not order");
+        }
+        for c in [self.tx_credits, self.rx_credits] {
+            if c.data == 0 {
+                return fail("data credits", u64::from(c.data), "at least 1");
+            }
+            if c.control < 4 {
+                return fail("control credits", u64::from(c.control), "at least 4");
+            }
+        }
+        // The largest indivisible record is a header with a count for each queue pair.
+        let counts = if self.ordered { 0 } else { 4 * self.qps };
+        if self.max_control < MIN_CONTROL.max(128 + counts) {
+            return fail(
+                "max_control",
+                self.max_control as u64,
+                "at least 256, and 128 + 4 × qps without order",
+            );
+        }
+        if self.max_write == 0 {
+            return fail("max_write", 0, "at least 1");
+        }
+        if self.max_transfers == 0 || self.max_transfers > MAX_SLOTS {
+            return fail("max_transfers", u64::from(self.max_transfers), "1 to 4096");
+        }
+        if self.heartbeat.is_zero() || self.heartbeat >= self.peer_timeout {
+            return fail(
+                "heartbeat (ms)",
+                self.heartbeat.as_millis() as u64,
+                "above 0 and below peer_timeout",
+            );
+        }
+        if self.abort_grace.is_zero() {
+            return fail("abort_grace (ms)", 0, "above 0");
+        }
+        Ok(())
+    }
+}

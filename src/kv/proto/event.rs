@@ -1,0 +1,210 @@
+//! The vocabulary of the protocol's boundary: what goes in, what comes out, and why things end.
+
+use super::plan::{Piece, Plan};
+use crate::wire::Malformed;
+use std::time::Instant;
+
+/// A transfer, by its sender's count. Unique under the sender's epoch, also across reconnects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TransferId(pub(crate) u64);
+
+/// Names a posted work request; handed back once, when it has completed. Opaque to the caller, who may put it in
+/// the work request's id: the two highest bits are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token(pub(crate) u64);
+
+/// What the sender knows of a grant. The blocks that it covers are in the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GrantRef {
+    pub(crate) id: u64,
+    /// Epoch of the endpoint that issued it.
+    pub(crate) owner_epoch: u64,
+    /// Epoch of the endpoint that may use it.
+    pub(crate) bound_epoch: u64,
+    /// The most bytes that may be written under it.
+    pub(crate) max_bytes: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct WriteRequest {
+    pub(crate) grant: GrantRef,
+    pub(crate) plan: Plan,
+    /// The user's own value, shown with the arrival.
+    pub(crate) tag: u64,
+    pub(crate) deadline: Instant,
+}
+
+/// Where posted work goes. Infallible: a work request that could not be posted completes with `ok == false`.
+pub(crate) trait Sink {
+    /// Work requests that the send queue of `qp` can take now.
+    fn room(&self, qp: usize) -> usize;
+    /// An RDMA WRITE, with immediate data if `imm`. A piece of 0 bytes has no source and no target.
+    fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token);
+    /// A SEND of `bytes`, at most `max_control`, copied before this returns.
+    fn send(&mut self, qp: usize, bytes: &[u8], token: Token);
+}
+
+/// Why `poll_transmit` returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Transmitted {
+    /// Nothing more can be posted before something else happens.
+    Idle,
+    /// It stopped at its budget (R9): call again, after a yield.
+    More,
+}
+
+/// What a receive work request has received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Received<'a> {
+    /// The immediate of a WRITE.
+    Imm(u32),
+    /// A SEND's payload.
+    Bytes(&'a [u8]),
+}
+
+/// A write that was refused; nothing was posted and the grant is as it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    #[error("grant {grant} was used or revoked before; ask the receiver for a new one")]
+    StaleGrant { grant: u64 },
+    #[error(
+        "the grant is of epoch {grant:#x}, the peer runs under {peer:#x}: it restarted; ask it for a new one"
+    )]
+    PeerRestarted { grant: u64, peer: u64 },
+    #[error(
+        "the grant is bound to epoch {bound:#x}, this endpoint is {local:#x}; ask the receiver for one of our own"
+    )]
+    WrongPeer { bound: u64, local: u64 },
+    #[error("{asked} bytes were asked for, the grant covers {granted}; write at most what was granted")]
+    OutOfRange { asked: u64, granted: u64 },
+    #[error("{limit} transfers are waiting or unresolved; await one of them")]
+    Full { limit: u64 },
+    #[error("the connection is closing or lost")]
+    Closed,
+}
+
+/// A message that was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum MessageRefused {
+    #[error("a message of {asked} bytes, the limit is {limit}; split it")]
+    TooLong { asked: usize, limit: usize },
+    #[error("{queued} bytes of messages are waiting to be sent; try again when some have left")]
+    Full { queued: usize },
+    #[error("the connection is closing or lost")]
+    Closed,
+}
+
+/// What the peer did wrong. The connection ends with it; nothing else does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ProtocolViolation {
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    #[error("a message of epoch {got:#x} on a connection with {expected:#x}")]
+    Epoch { got: u64, expected: u64 },
+    #[error("the peer broke the protocol: {0}")]
+    Rule(&'static str),
+}
+
+/// Why a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Cause {
+    #[error("nothing was heard of the peer within peer_timeout: it is dead, frozen or unreachable")]
+    PeerLost,
+    #[error("a work request failed")]
+    Transport,
+    #[error(
+        "posted work did not drain within abort_grace; the queue pairs are killed to give the buffers back"
+    )]
+    AbortStuck,
+    #[error("closing did not finish by its deadline")]
+    CloseTimeout,
+    #[error(transparent)]
+    Violation(#[from] ProtocolViolation),
+    #[error("ended locally")]
+    Local,
+}
+
+/// Why a transfer was not delivered, or is in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Reason {
+    #[error("cancelled by the sender")]
+    Cancelled,
+    #[error("its deadline passed")]
+    Deadline,
+    #[error("the receiver revoked the grant")]
+    Revoked,
+    #[error("the connection was lost: {0}")]
+    Lost(Cause),
+    #[error("the peer restarted")]
+    PeerRestarted,
+}
+
+/// How a transfer ended for its sender (K2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The receiver has confirmed that all data is in its memory.
+    Landed,
+    /// The receiver has not delivered it and never will.
+    NotDelivered(Reason),
+    /// Everything had been posted and no confirmation came. A reconnect resolves it.
+    InDoubt(Reason),
+}
+
+/// What a reconnect has found out about a transfer that was in doubt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Resolution {
+    Landed,
+    NotDelivered,
+    /// The peer that knew has restarted: it stays in doubt for ever.
+    Unknown,
+}
+
+/// Why a grant's arrival will not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AbortReason {
+    /// The sender's side: cancelled, or its deadline passed.
+    Sender(SenderReason),
+    /// We revoked it.
+    Revoked,
+    /// The connection died under it.
+    ConnectionLost,
+    /// The peer that it was bound to has restarted.
+    PeerRestarted,
+}
+
+/// What the sender says with an abort.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SenderReason {
+    Cancelled,
+    Deadline,
+    Revoked,
+    ConnectionLost,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Sender: every work request of the transfer has completed locally. Nothing is known of the far end.
+    Sent { id: TransferId },
+    /// Sender: the outcome. Exactly one for each accepted write.
+    Done { id: TransferId, outcome: Outcome },
+    /// Sender: no device reads the sources any more. Exactly one for each accepted write, before or after `Done`.
+    Released { id: TransferId },
+    /// Sender, after a reconnect: what became of a transfer that was in doubt.
+    Resolved { id: TransferId, resolution: Resolution },
+    /// Receiver: all data under the grant has landed. The grant is used up and its blocks are the caller's.
+    Arrived { transfer: TransferId, grant: u64, bytes: u64, tag: u64 },
+    /// Receiver: no arrival will come for this grant. Its blocks stay in quarantine until `Freed`.
+    Aborted { grant: u64, reason: AbortReason },
+    /// Receiver: no late write can reach the blocks of this grant any more.
+    Freed { grant: u64 },
+    /// A message of the peer's `send_message`, in order.
+    Message(Vec<u8>),
+    /// The peer is closing: it starts no more transfers, and accepts none of ours.
+    PeerClosed,
+    /// The connection is over. Put the queue pairs in the error state, report every flushed work request by
+    /// `handle_sent`, destroy the queue pairs, then call `fenced`.
+    Lost(Cause),
+    /// Both sides have closed and nothing is outstanding. The queue pairs can be destroyed.
+    Closed,
+}

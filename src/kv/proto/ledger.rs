@@ -1,0 +1,70 @@
+//! What outlives a connection: what is needed so that nothing is delivered twice (K2) and no grant is used twice (K6).
+//!
+//! A new connection between the same two endpoints takes the ledger of the old one. Each half belongs to one
+//! direction while a connection lives.
+
+use std::collections::BTreeMap;
+
+use super::ranges::RangeSet;
+
+/// The state of an endpoint towards one peer, between two connections.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    pub(super) local_epoch: u64,
+    pub(super) peer_epoch: u64,
+    pub(super) tx: TxLedger,
+    pub(super) rx: RxLedger,
+}
+
+/// The sender's half.
+#[derive(Debug, Default)]
+pub(super) struct TxLedger {
+    /// The next transfer's number.
+    pub(super) next: u64,
+    /// Grants of the peer that have been used or burned.
+    pub(super) used: RangeSet,
+    /// Transfers whose outcome only the peer knows, with their grants.
+    pub(super) in_doubt: BTreeMap<u64, u64>,
+    /// Transfers that were not delivered because the connection died, and of which the peer must still be told.
+    pub(super) untold: BTreeMap<u64, u64>,
+}
+
+/// The receiver's half.
+#[derive(Debug, Default)]
+pub(super) struct RxLedger {
+    /// The next grant's number.
+    pub(super) next_grant: u64,
+    /// Grants that have neither been used up nor freed.
+    pub(super) grants: BTreeMap<u64, Grant>,
+    /// Transfers that have been delivered, or closed without; kept until the sender's watermark passes them.
+    pub(super) delivered: RangeSet,
+    pub(super) finished: RangeSet,
+    /// Every transfer below this is resolved at the sender.
+    pub(super) resolved_below: u64,
+}
+
+/// A grant that we issued.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Grant {
+    pub(super) max_bytes: u64,
+    pub(super) revoking: bool,
+    /// The transfer that uses it.
+    pub(super) claimed: Option<u64>,
+}
+
+impl Ledger {
+    pub(crate) fn new(local_epoch: u64, peer_epoch: u64) -> Self {
+        Self { local_epoch, peer_epoch, tx: TxLedger::default(), rx: RxLedger::default() }
+    }
+
+    /// Transfers that are still in doubt; a reconnect resolves them.
+    pub(crate) fn in_doubt(&self) -> impl Iterator<Item = u64> {
+        self.tx.in_doubt.keys().copied()
+    }
+
+    /// Grants that have been issued and neither used up nor freed. When this ledger is dropped instead of being
+    /// used for a reconnect, and the queue pairs are destroyed, their blocks are free.
+    pub(crate) fn open_grants(&self) -> impl Iterator<Item = u64> {
+        self.rx.grants.keys().copied()
+    }
+}

@@ -1,0 +1,451 @@
+//! What a transfer copies: runs of blocks × layers, and a cursor that cuts the next WRITE from it on demand (K8).
+//!
+//! A plan is 12 bytes a run, whatever the number of layers, and is never expanded into a list of work requests.
+//! [`Cursor::next`] merges neighbours (contiguous in the source and in the target) into one piece, and cuts at
+//! `max_write` and at the seams of both sides: the borders between the memory regions that make up a pool.
+
+use std::sync::Arc;
+
+use crate::kv::layout::Layout;
+
+/// A memory region that holds a part of a pool. The parts of a pool follow each other in its offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// The lkey of a local part, the rkey of a remote one.
+    pub(crate) key: u32,
+}
+
+/// A pool as the device sees it: its parts, in the order of their offsets. Checked once, shared by all plans.
+#[derive(Clone, Debug)]
+pub(crate) struct Seams {
+    parts: Arc<[Part]>,
+    /// Pool offset at which each part starts.
+    starts: Arc<[u64]>,
+    total: u64,
+}
+
+/// One WRITE. 0 bytes only as a bare notification, which has no source and no target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Piece {
+    pub(crate) src_addr: u64,
+    pub(crate) lkey: u32,
+    pub(crate) dst_addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) len: u32,
+}
+
+/// A plan that cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PlanError {
+    #[error("{what}: {got} at the source, {want} at the target; both ends must use one layout")]
+    Layouts { what: &'static str, got: u64, want: u64 },
+    #[error("{side} block {block} + {count} is outside of a pool of {blocks} blocks")]
+    OutOfRange { side: &'static str, block: u32, count: u32, blocks: u32 },
+    #[error("the {side} layout needs {needed} bytes, its memory has {have}")]
+    PoolTooSmall { side: &'static str, needed: u64, have: u64 },
+    #[error("part {index} of a pool is empty or reaches beyond 64-bit addresses")]
+    BadPart { index: usize },
+    #[error("the transfer has more than 2^64 bytes")]
+    TooLarge,
+}
+
+impl Seams {
+    pub(crate) fn new(parts: Vec<Part>) -> Result<Self, PlanError> {
+        let mut starts = Vec::with_capacity(parts.len());
+        let mut total = 0u64;
+        for (index, p) in parts.iter().enumerate() {
+            starts.push(total);
+            let fits = p.len > 0 && p.addr.checked_add(p.len).is_some();
+            total = total.checked_add(p.len).filter(|_| fits).ok_or(PlanError::BadPart { index })?;
+        }
+        Ok(Self { parts: parts.into(), starts: starts.into(), total })
+    }
+
+    /// Bytes of the pool.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Address and key at `offset`, and how many bytes follow in the same part. `hint` is the last part used.
+    fn at(&self, offset: u64, hint: &mut usize) -> (u64, u32, u64) {
+        let inside = |i: usize| self.starts[i] <= offset && offset - self.starts[i] < self.parts[i].len;
+        if !inside(*hint) {
+            // The first part starts at 0, so at least one start is at or below any offset.
+            *hint = self.starts.partition_point(|&s| s <= offset) - 1;
+        }
+        let (part, within) = (&self.parts[*hint], offset - self.starts[*hint]);
+        (part.addr + within, part.key, part.len - within)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    src: u32,
+    dst: u32,
+    count: u32,
+}
+
+/// One side of a plan.
+#[derive(Clone, Debug)]
+struct Side {
+    seams: Seams,
+    layer_stride: u64,
+    block_stride: u64,
+}
+
+impl Side {
+    fn offset(&self, layer: u32, block: u32) -> u64 {
+        // Within `Layout::required_bytes`, which has been checked to fit.
+        u64::from(layer) * self.layer_stride + u64::from(block) * self.block_stride
+    }
+}
+
+/// Collects runs of blocks and makes a [`Plan`] of them.
+#[derive(Debug)]
+pub(crate) struct PlanBuilder {
+    runs: Vec<Run>,
+    blocks: u64,
+    src_blocks: u32,
+    dst_blocks: u32,
+    plan: Plan,
+}
+
+/// Everything that a transfer copies. Immutable; all bounds have been checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    runs: Box<[Run]>,
+    layers: u32,
+    block_bytes: u64,
+    src: Side,
+    dst: Side,
+    bytes: u64,
+    descriptors: u64,
+}
+
+impl PlanBuilder {
+    /// `src` and `dst` may differ in strides and number of blocks, not in layers, block size or dtype.
+    pub(crate) fn new(src: (&Layout, &Seams), dst: (&Layout, &Seams)) -> Result<Self, PlanError> {
+        let (s, d) = (src.0, dst.0);
+        for (what, got, want) in [
+            ("layers", u64::from(s.layers()), u64::from(d.layers())),
+            ("block bytes", s.block_bytes(), d.block_bytes()),
+            ("dtype", u64::from(s.dtype()), u64::from(d.dtype())),
+        ] {
+            if got != want {
+                return Err(PlanError::Layouts { what, got, want });
+            }
+        }
+        for (side, layout, seams) in [("source", s, src.1), ("target", d, dst.1)] {
+            if layout.required_bytes() > seams.total() {
+                return Err(PlanError::PoolTooSmall {
+                    side,
+                    needed: layout.required_bytes(),
+                    have: seams.total(),
+                });
+            }
+        }
+        let side = |layout: &Layout, seams: &Seams| Side {
+            seams: seams.clone(),
+            layer_stride: layout.layer_stride(),
+            block_stride: layout.block_stride(),
+        };
+        let mut plan = Plan {
+            runs: Box::default(),
+            layers: s.layers(),
+            block_bytes: s.block_bytes(),
+            src: side(s, src.1),
+            dst: side(d, dst.1),
+            bytes: 0,
+            descriptors: 0,
+        };
+        // Where the layers of a block lie together on both sides, a block is one extent of all its layers.
+        if s.layers() > 1 && [s, d].iter().all(|l| l.layer_stride() == l.block_bytes()) {
+            plan.block_bytes *= u64::from(s.layers());
+            plan.layers = 1;
+        }
+        Ok(Self { runs: Vec::new(), blocks: 0, src_blocks: s.blocks(), dst_blocks: d.blocks(), plan })
+    }
+
+    /// Copies `count` blocks from source block `src` on to target block `dst` on, in every layer.
+    pub(crate) fn push(&mut self, src: u32, dst: u32, count: u32) -> Result<(), PlanError> {
+        for (side, block, blocks) in [("source", src, self.src_blocks), ("target", dst, self.dst_blocks)] {
+            if block.checked_add(count).is_none_or(|end| end > blocks) {
+                return Err(PlanError::OutOfRange { side, block, count, blocks });
+            }
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        self.blocks = self.blocks.checked_add(u64::from(count)).ok_or(PlanError::TooLarge)?;
+        if let Some(last) = self.runs.last_mut()
+            && last.src + last.count == src
+            && last.dst + last.count == dst
+            // Both ends are at most `blocks`, so that a merged count fits, too.
+            && let Some(count) = last.count.checked_add(count)
+        {
+            last.count = count;
+            return Ok(());
+        }
+        self.runs.push(Run { src, dst, count });
+        Ok(())
+    }
+
+    pub(crate) fn build(self) -> Result<Plan, PlanError> {
+        let mut plan = self.plan;
+        plan.descriptors = self.blocks.checked_mul(u64::from(plan.layers)).ok_or(PlanError::TooLarge)?;
+        plan.bytes = plan.descriptors.checked_mul(plan.block_bytes).ok_or(PlanError::TooLarge)?;
+        plan.runs = self.runs.into_boxed_slice();
+        Ok(plan)
+    }
+}
+
+impl Plan {
+    /// Bytes that it copies.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Extents before merging: blocks × layers, or blocks where the layers of a block lie together.
+    pub(crate) fn descriptors(&self) -> u64 {
+        self.descriptors
+    }
+
+    /// Runs of blocks, each 12 bytes of metadata.
+    pub(crate) fn runs(&self) -> usize {
+        self.runs.len()
+    }
+}
+
+/// How far a plan has been cut.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cursor {
+    layer: u32,
+    run: usize,
+    block: u32,
+    /// Bytes of the current block that are done.
+    byte: u64,
+    src_hint: usize,
+    dst_hint: usize,
+}
+
+impl Cursor {
+    /// Everything has been cut.
+    pub(crate) fn is_done(&self, plan: &Plan) -> bool {
+        self.layer >= plan.layers || plan.runs.is_empty()
+    }
+
+    /// Offsets of what comes next, and how long it is contiguous on both sides within its run.
+    fn extent(&self, plan: &Plan) -> Option<(u64, u64, u64)> {
+        if self.is_done(plan) {
+            return None;
+        }
+        let run = &plan.runs[self.run];
+        let src = plan.src.offset(self.layer, run.src + self.block) + self.byte;
+        let dst = plan.dst.offset(self.layer, run.dst + self.block) + self.byte;
+        let dense = plan.src.block_stride == plan.block_bytes && plan.dst.block_stride == plan.block_bytes;
+        let blocks = if dense { u64::from(run.count - self.block) } else { 1 };
+        Some((src, dst, blocks * plan.block_bytes - self.byte))
+    }
+
+    /// Moves on by `len` bytes, at most what `extent` has shown.
+    fn advance(&mut self, plan: &Plan, len: u64) {
+        let done = self.byte + len;
+        self.byte = done % plan.block_bytes;
+        // At most the run's count, a u32.
+        self.block += (done / plan.block_bytes) as u32;
+        if self.block == plan.runs[self.run].count {
+            self.block = 0;
+            self.run += 1;
+            if self.run == plan.runs.len() {
+                self.run = 0;
+                self.layer += 1;
+            }
+        }
+    }
+
+    /// Cuts the next WRITE, of at most `max_write` bytes.
+    pub(crate) fn next(&mut self, plan: &Plan, max_write: u32) -> Option<Piece> {
+        let (src, dst, mut avail) = self.extent(plan)?;
+        let (src_addr, lkey, src_left) = plan.src.seams.at(src, &mut self.src_hint);
+        let (dst_addr, rkey, dst_left) = plan.dst.seams.at(dst, &mut self.dst_hint);
+        let limit = u64::from(max_write).min(src_left).min(dst_left);
+        let mut len = 0u64;
+        loop {
+            let step = avail.min(limit - len);
+            self.advance(plan, step);
+            len += step;
+            if len == limit {
+                break;
+            }
+            match self.extent(plan) {
+                Some((s, d, more)) if s == src + len && d == dst + len => avail = more,
+                _ => break,
+            }
+        }
+        Some(Piece { src_addr, lkey, dst_addr, rkey, len: len as u32 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn seams(parts: &[(u64, u64, u32)]) -> Seams {
+        Seams::new(parts.iter().map(|&(addr, len, key)| Part { addr, len, key }).collect()).expect("valid")
+    }
+
+    fn pieces(plan: &Plan, max: u32) -> Vec<Piece> {
+        let mut c = Cursor::default();
+        let mut out = Vec::new();
+        while let Some(p) = c.next(plan, max) {
+            out.push(p);
+        }
+        assert!(c.is_done(plan));
+        out
+    }
+
+    #[test]
+    fn k8_4096_contiguous_blocks_of_4_kib_are_8_writes_of_2_mib() {
+        let l = Layout::contiguous(1, 4096, 4096, 0).expect("valid");
+        let (s, d) = (seams(&[(1 << 20, 16 << 20, 1)]), seams(&[(1 << 30, 16 << 20, 2)]));
+        let mut b = PlanBuilder::new((&l, &s), (&l, &d)).expect("same layout");
+        for i in 0..4096 {
+            b.push(i, i, 1).expect("in range");
+        }
+        let plan = b.build().expect("small");
+        let got = pieces(&plan, 2 << 20);
+        assert_eq!(got.len(), 8);
+        assert!(got.iter().all(|p| p.len == 2 << 20 && p.lkey == 1 && p.rkey == 2));
+        assert!(std::mem::size_of::<Run>() <= 16);
+        assert_eq!(plan.runs(), 1);
+    }
+
+    /// DeepSeek-V2-Lite: 27 layers × 8,192 tokens of 1,152 bytes, in runs of 47.
+    fn mla(run: u32) -> (PlanBuilder, Vec<(u32, u32, u32)>) {
+        let l = Layout::contiguous(27, 8192, 1152, 0).expect("valid");
+        let s = seams(&[(4096, l.required_bytes(), 1)]);
+        let b = PlanBuilder::new((&l, &s), (&l, &s)).expect("same layout");
+        let runs = 8192u32.div_ceil(run);
+        // The targets are the same runs in reverse order, so that no two runs are neighbours on both sides.
+        let list =
+            (0..runs).map(|r| (r * run, 8192 - (r * run + run).min(8192), run.min(8192 - r * run))).collect();
+        (b, list)
+    }
+
+    #[test]
+    fn k8_221_184_descriptors_are_planned_in_174_runs() {
+        let (mut b, list) = mla(47);
+        assert_eq!(list.len(), 175);
+        for &(s, d, n) in &list {
+            for i in 0..n {
+                b.push(s + i, d + i, 1).expect("in range");
+            }
+        }
+        let plan = b.build().expect("small");
+        assert_eq!((plan.descriptors(), plan.bytes(), plan.runs()), (221_184, 254_803_968, 175));
+        let got = pieces(&plan, 2 << 20);
+        assert_eq!(got.len(), 175 * 27);
+        assert_eq!(got.iter().map(|p| u64::from(p.len)).sum::<u64>(), plan.bytes());
+    }
+
+    /// Reported, not asserted: `cargo test --release k8_plan_time -- --nocapture`.
+    #[test]
+    fn k8_plan_time() {
+        let mut best = Duration::MAX;
+        for _ in 0..5 {
+            let (mut b, list) = mla(47);
+            let t = Instant::now();
+            for &(s, d, n) in &list {
+                for i in 0..n {
+                    b.push(s + i, d + i, 1).expect("in range");
+                }
+            }
+            assert_eq!(b.build().expect("small").descriptors(), 221_184);
+            best = best.min(t.elapsed());
+        }
+        println!("221,184 descriptors planned in {best:?}");
+    }
+
+    /// Every byte of every block is copied once, to its place, whatever the seams, strides and limits.
+    #[test]
+    fn k8_slices_at_both_seams_and_at_max_write() {
+        let src_layouts = [(100, 10), (10, 30), (64, 12)];
+        let dst_layouts = [(100, 10), (10, 30), (200, 16)];
+        for (si, &(sls, sbs)) in src_layouts.iter().enumerate() {
+            for &(dls, dbs) in &dst_layouts {
+                for max in [1u32, 3, 7, 10, 64, 1000] {
+                    let sl = Layout::new(3, 5, 10, sls, sbs, 0).expect("valid");
+                    let dl = Layout::new(3, 7, 10, dls, dbs, 0).expect("valid");
+                    let s = seams(&[(0x1000, 7, 1), (0x2000, 33, 2), (0x3000, 400, 3)]);
+                    let d = seams(&[(0x8000, 21, 8), (0x9000, 1, 9), (0xa000, 900, 10)]);
+                    let mut b = PlanBuilder::new((&sl, &s), (&dl, &d)).expect("same layout");
+                    let runs = [(0, 2, 2), (2, 4, 1), (4, 0, 1)];
+                    for (a, z, n) in runs {
+                        b.push(a, z, n).expect("in range");
+                    }
+                    let plan = b.build().expect("small");
+                    assert_eq!(plan.runs(), 2, "neighbouring runs are merged");
+                    let mut want = std::collections::BTreeMap::new();
+                    for layer in 0..3 {
+                        for (a, z, n) in runs {
+                            for i in 0..n {
+                                for byte in 0..10 {
+                                    let from = sl.offset(layer, a + i).expect("inside") + byte;
+                                    let to = dl.offset(layer, z + i).expect("inside") + byte;
+                                    let (f, lkey, _) = s.at(from, &mut 0);
+                                    let (t, rkey, _) = d.at(to, &mut 0);
+                                    assert!(want.insert((t, rkey), (f, lkey)).is_none());
+                                }
+                            }
+                        }
+                    }
+                    for p in pieces(&plan, max) {
+                        assert!(p.len > 0 && p.len <= max);
+                        for i in 0..u64::from(p.len) {
+                            let got = want.remove(&(p.dst_addr + i, p.rkey));
+                            assert_eq!(got, Some((p.src_addr + i, p.lkey)), "case {si} {dls} {max}");
+                        }
+                    }
+                    assert!(want.is_empty());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn k8_layers_that_lie_together_are_one_extent() {
+        let l = Layout::new(4, 8, 16, 16, 64, 0).expect("valid");
+        let s = seams(&[(0, 512, 1)]);
+        let mut b = PlanBuilder::new((&l, &s), (&l, &s)).expect("same layout");
+        b.push(2, 2, 4).expect("in range");
+        let plan = b.build().expect("small");
+        assert_eq!(pieces(&plan, 4096).len(), 1);
+        assert_eq!(plan.bytes(), 256);
+    }
+
+    #[test]
+    fn r10_plans_are_checked() {
+        let l = Layout::contiguous(2, 8, 16, 0).expect("valid");
+        let big = seams(&[(0, 256, 1)]);
+        assert!(matches!(
+            PlanBuilder::new((&l, &seams(&[(0, 255, 1)])), (&l, &big)),
+            Err(PlanError::PoolTooSmall { side: "source", .. })
+        ));
+        let other = Layout::contiguous(2, 8, 8, 0).expect("valid");
+        assert!(matches!(
+            PlanBuilder::new((&l, &big), (&other, &big)),
+            Err(PlanError::Layouts { got: 16, want: 8, .. })
+        ));
+        let mut b = PlanBuilder::new((&l, &big), (&l, &big)).expect("same layout");
+        assert!(matches!(b.push(7, 0, 2), Err(PlanError::OutOfRange { side: "source", .. })));
+        assert!(matches!(b.push(0, 8, 1), Err(PlanError::OutOfRange { side: "target", .. })));
+        assert!(matches!(b.push(1, 0, u32::MAX), Err(PlanError::OutOfRange { .. })));
+        let empty = b.build().expect("small");
+        assert!(Cursor::default().is_done(&empty) && empty.bytes() == 0);
+        assert!(Seams::new(vec![Part { addr: u64::MAX, len: 2, key: 0 }]).is_err());
+        assert!(Seams::new(vec![Part { addr: 0, len: 0, key: 0 }]).is_err());
+    }
+}
