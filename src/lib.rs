@@ -15,4 +15,5 @@ mod completion_queue;
 mod provider;
 mod queue_pair;
 mod reactor;
+mod sync;
 mod wire;
