@@ -215,6 +215,13 @@ pub enum ConnectError {
         /// What is missing, with both sides' values and the fix.
         what: String,
     },
+    /// This side could not create what a channel needs.
+    #[error("a channel's resources could not be created")]
+    Resources {
+        /// What failed, and the fix.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The peer cannot take a channel now.
     #[error("the peer is busy with other handshakes; retry later")]
     Busy,
@@ -241,7 +248,7 @@ impl ConnectError {
     /// Who has to change something for a retry to succeed.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Address { .. } | Self::AddrInUse { .. } | Self::RefusedAsMalformed { .. } => Fault::Local,
+            Self::Address { .. } | Self::Resources { .. } | Self::AddrInUse { .. } | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }
             | Self::TooLarge { .. }
             | Self::Truncated { .. }
@@ -275,6 +282,10 @@ impl ConnectError {
             }
             _ => Self::Io { stage, source },
         }
+    }
+
+    pub(crate) fn resources(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Resources { source: source.into() }
     }
 
     pub(crate) fn malformed(stage: Stage, what: impl fmt::Display) -> Self {

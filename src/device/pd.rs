@@ -51,16 +51,34 @@ impl ProtectionDomain {
         self.register(memory, access.flags()).await
     }
 
+    /// Registers `memory` in as few regions as `max_mr_size` allows, in the order of their addresses. All but the last
+    /// have the same size.
+    pub(crate) async fn register_pieces(
+        &self,
+        memory: Memory,
+        access: AccessFlags,
+    ) -> Result<Vec<Region<Exposed>>, MemoryError> {
+        let limit = self.inner.device.capabilities().max_mr_size;
+        self.blocking(move |pd| Region::register_pieces(pd, memory.map()?, limit, access)).await
+    }
+
     async fn register<K: Kind>(&self, memory: Memory, access: AccessFlags) -> Result<Region<K>, MemoryError> {
         let (asked, limit) = (memory.len(), self.inner.device.capabilities().max_mr_size);
         if asked > limit {
             return Err(MemoryError::TooLarge { asked, limit });
         }
+        self.blocking(move |pd| Region::register(pd, memory.map()?, access)).await
+    }
+
+    /// Runs `register` on tokio's blocking pool.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        register: impl FnOnce(&provider::Pd) -> Result<T, MemoryError> + Send + 'static,
+    ) -> Result<T, MemoryError> {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| MemoryError::RuntimeGone)?;
         let inner = self.inner.clone();
-        let task = runtime.spawn_blocking(move || Region::register(&inner.pd, memory.map()?, access));
-        match task.await {
-            Ok(region) => region,
+        match runtime.spawn_blocking(move || register(&inner.pd)).await {
+            Ok(done) => done,
             Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
             Err(_) => Err(MemoryError::RuntimeGone),
         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 
 use super::arrival::{Arrival, ArrivalError};
-use super::grant::Grant;
+use super::grant::{Binding, Grant};
 use super::lock;
 use super::pool::{Blocks, KvPool};
 use super::proto::{
@@ -43,6 +43,7 @@ pub(crate) struct KvDriver {
     spin: Duration,
     deadline: Duration,
     pool: KvPool,
+    connection_id: u64,
     local_epoch: u64,
     peer_epoch: u64,
     runtime: Handle,
@@ -51,7 +52,7 @@ pub(crate) struct KvDriver {
     on_end: Mutex<Option<OnEnd>>,
 }
 
-type OnEnd = Box<dyn FnOnce(Ledger) + Send>;
+pub(crate) type OnEnd = Box<dyn FnOnce(Ledger) + Send>;
 
 struct Inner {
     conn: Option<Connection>,
@@ -70,7 +71,7 @@ struct Inner {
     state: State,
     /// The device's own words on the failure that came first (R6).
     first_cause: Option<String>,
-    runtime_gone: bool,
+    closing: bool,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     batch: Vec<u8>,
@@ -164,6 +165,7 @@ pub(crate) struct Parts {
     pub(crate) pool: KvPool,
     pub(crate) spin: Duration,
     pub(crate) deadline: Duration,
+    pub(crate) connection_id: u64,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
     pub(crate) on_end: OnEnd,
@@ -186,13 +188,14 @@ impl KvDriver {
                 waiting: Default::default(),
                 state: State::Open,
                 first_cause: None,
-                runtime_gone: false,
+                closing: false,
                 scheduled: None,
                 batch: Vec::new(),
             }),
             spin: parts.spin,
             deadline: parts.deadline,
             pool: parts.pool,
+            connection_id: parts.connection_id,
             local_epoch: parts.local_epoch,
             peer_epoch: parts.peer_epoch,
             runtime,
@@ -304,6 +307,9 @@ impl KvDriver {
         if grant.bound_epoch() != self.local_epoch {
             return Err(WriteError::NotOurs { bound: grant.bound_epoch(), ours: self.local_epoch });
         }
+        if grant.connection() != self.connection_id {
+            return Err(WriteError::StaleGrant { grant: grant.id() });
+        }
         Ok(())
     }
 
@@ -347,8 +353,16 @@ impl KvDriver {
             let closed = inner.closed();
             match (&mut inner.conn, closed) {
                 (Some(conn), None) => {
-                    let id = conn.issue_grant();
-                    let grant = Grant::new(self.local_epoch, self.peer_epoch, id, blocks.runs().to_vec());
+                    let layout = self.pool.layout();
+                    let bytes = layout.block_bytes() * u64::from(layout.layers()) * u64::from(blocks.len());
+                    let id = conn.issue_grant(bytes);
+                    let binding = Binding {
+                        owner: self.local_epoch,
+                        bound: self.peer_epoch,
+                        connection: self.connection_id,
+                    };
+                    // A claim holds each block once, and fewer than there are u32s.
+                    let grant = Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
                     inner.grants.insert(id, blocks);
                     Ok(grant)
                 }
@@ -457,11 +471,12 @@ impl KvDriver {
     }
 
     /// Starts a graceful end: what is in flight finishes, nothing new starts.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close_by(&self, deadline: Instant) {
         let now = Instant::now();
         self.locked(|inner, after| {
+            inner.closing = true;
             if let Some(conn) = &mut inner.conn {
-                conn.close(now);
+                conn.close(deadline, now);
                 inner.turn(now, after);
             }
         });
@@ -474,7 +489,8 @@ impl KvDriver {
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        matches!(lock(&self.inner).state, State::Open)
+        let inner = lock(&self.inner);
+        inner.state == State::Open && !inner.closing
     }
 
     pub(crate) fn reports(&self) -> Vec<super::path::QpReport> {
@@ -495,7 +511,6 @@ impl Drive for KvDriver {
 
     fn runtime_gone(&self) {
         self.locked(|inner, after| {
-            inner.runtime_gone = true;
             inner.fail(Cause::Local, RUNTIME_GONE, Instant::now(), after);
         });
     }
@@ -756,7 +771,7 @@ impl Inner {
                     self.wake(Wait::Message, after);
                 }
                 Event::MessageRoom => self.wake(Wait::Room, after),
-                Event::PeerClosed => {}
+                Event::PeerClosed => self.closing = true,
                 Event::Lost(cause) => self.fail(cause, "see the cause", now, after),
                 Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),
             }
@@ -808,7 +823,7 @@ impl Inner {
             bound_epoch: request.grant.bound_epoch(),
             max_bytes: plan.granted_bytes,
         };
-        let (bytes, descriptors) = (plan.bytes, plan.descriptors);
+        let (bytes, descriptors) = (plan.plan.bytes(), plan.plan.descriptors());
         let write = ProtoWrite {
             grant,
             plan: plan.plan,

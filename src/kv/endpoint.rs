@@ -2,12 +2,11 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::channel::{ChannelInner, KvChannel, PathFacts};
 use super::config::KvConfig;
@@ -213,12 +212,11 @@ async fn dial_peer(
 }
 
 async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::Sender<KvChannel>) {
-    let mut handshakes = tokio::task::JoinSet::new();
+    let mut handshakes = JoinSet::new();
     loop {
-        let incoming = tokio::select! {
-            incoming = listener.accept(shared.config.connect_timeout) => incoming,
-            Some(_) = handshakes.join_next() => continue,
-        };
+        let incoming = listener.accept(shared.config.connect_timeout).await;
+        // Those that have ended meanwhile.
+        while handshakes.try_join_next().is_some() {}
         match incoming {
             Ok(incoming) => {
                 let (shared, channels) = (shared.clone(), channels.clone());

@@ -12,16 +12,29 @@ use crate::wire::{self, Reader};
 
 /// Blocks of a receiver's pool, in an order: position `i` of a write goes to the `i`-th block.
 ///
-/// Bound to the two endpoints by their epochs, and used once: `KvChannel` refuses a grant of an endpoint that has
-/// restarted, one that is bound to somebody else, and one that was used before. No block is in it twice.
+/// Bound to the two endpoints by their epochs and to their connection, and used once: `KvChannel` refuses a grant of an
+/// endpoint that has restarted, one that is bound to somebody else, one of an earlier connection, and one that was used
+/// before. No block is in it twice.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Grant {
     owner: u64,
     bound: u64,
+    connection: u64,
     id: u64,
     runs: Vec<Run>,
     total: u32,
+}
+
+/// Whom a grant is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Binding {
+    /// Epoch of the endpoint that issues it.
+    pub(crate) owner: u64,
+    /// Epoch of the endpoint that may use it.
+    pub(crate) bound: u64,
+    /// The connection between them.
+    pub(crate) connection: u64,
 }
 
 /// `len` blocks from `start` on, at the positions from `before` on.
@@ -73,8 +86,7 @@ const FORMAT: u8 = 1;
 impl Grant {
     /// Grants `blocks` in that order.
     pub(crate) fn new(
-        owner: u64,
-        bound: u64,
+        binding: Binding,
         id: u64,
         blocks: impl IntoIterator<Item = u32>,
     ) -> Result<Self, GrantError> {
@@ -85,13 +97,12 @@ impl Grant {
                 _ => runs.push((block, 1)),
             }
         }
-        Self::from_runs(owner, bound, id, runs)
+        Self::from_runs(binding, id, runs)
     }
 
     /// Grants runs of `(first block, number of blocks)`, in that order.
     pub(crate) fn from_runs(
-        owner: u64,
-        bound: u64,
+        binding: Binding,
         id: u64,
         runs: Vec<(u32, u32)>,
     ) -> Result<Self, GrantError> {
@@ -108,7 +119,8 @@ impl Grant {
         if let Some(w) = sorted.windows(2).find(|w| w[1].0 < w[0].1) {
             return Err(GrantError::Twice { block: w[1].0 });
         }
-        Ok(Self { owner, bound, id, runs: out, total })
+        let Binding { owner, bound, connection } = binding;
+        Ok(Self { owner, bound, connection, id, runs: out, total })
     }
 
     /// The number that its issuer gave it.
@@ -124,6 +136,11 @@ impl Grant {
     /// The epoch of the endpoint that may use it.
     pub fn bound_epoch(&self) -> u64 {
         self.bound
+    }
+
+    /// The connection that it was issued on: it dies with that.
+    pub fn connection(&self) -> u64 {
+        self.connection
     }
 
     /// The number of blocks.
@@ -162,7 +179,7 @@ impl Grant {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(32 + self.runs.len() * 4);
         out.push(FORMAT);
-        for v in [self.owner, self.bound, self.id] {
+        for v in [self.owner, self.bound, self.connection, self.id] {
             out.extend_from_slice(&v.to_le_bytes());
         }
         put_varint(&mut out, self.runs.len() as u64);
@@ -183,7 +200,8 @@ impl Grant {
             return Err(GrantError::Version { ours: FORMAT, theirs: format });
         }
         let mut word = || r.u64().map_err(early_end);
-        let (owner, bound, id) = (word()?, word()?, word()?);
+        let binding = Binding { owner: word()?, bound: word()?, connection: word()? };
+        let id = word()?;
         let count = get_varint(&mut r)?;
         // A run takes two bytes or more, so that the count cannot make us allocate more than was sent.
         let most = r.remaining() / 2;
@@ -203,7 +221,7 @@ impl Grant {
         if r.remaining() != 0 {
             return Err(malformed(&r, "bytes after the end"));
         }
-        Self::from_runs(owner, bound, id, runs)
+        Self::from_runs(binding, id, runs)
     }
 }
 
@@ -223,13 +241,14 @@ impl fmt::Debug for Grant {
 struct Parts {
     owner: u64,
     bound: u64,
+    connection: u64,
     id: u64,
     runs: Vec<(u32, u32)>,
 }
 
 impl From<Grant> for Parts {
     fn from(g: Grant) -> Self {
-        Self { owner: g.owner, bound: g.bound, id: g.id, runs: g.runs().collect() }
+        Self { owner: g.owner, bound: g.bound, connection: g.connection, id: g.id, runs: g.runs().collect() }
     }
 }
 
@@ -237,7 +256,7 @@ impl TryFrom<Parts> for Grant {
     type Error = GrantError;
 
     fn try_from(p: Parts) -> Result<Self, GrantError> {
-        Self::from_runs(p.owner, p.bound, p.id, p.runs)
+        Self::from_runs(Binding { owner: p.owner, bound: p.bound, connection: p.connection }, p.id, p.runs)
     }
 }
 
@@ -286,8 +305,10 @@ fn unzigzag(v: u64) -> i64 {
 mod tests {
     use super::*;
 
+    const BINDING: Binding = Binding { owner: u64::MAX, bound: 2, connection: 5 };
+
     fn grant(blocks: &[u32]) -> Grant {
-        Grant::new(u64::MAX, 2, 3, blocks.iter().copied()).unwrap()
+        Grant::new(BINDING, 3, blocks.iter().copied()).unwrap()
     }
 
     #[test]
@@ -314,7 +335,7 @@ mod tests {
         }
         // 8,192 blocks in runs of 47.
         let runs = (0..174).map(|i| ((i * 97) % 174 * 50, 47)).collect();
-        let g = Grant::from_runs(1, 2, 3, runs).unwrap();
+        let g = Grant::from_runs(BINDING, 3, runs).unwrap();
         assert!(g.to_bytes().len() < 32 + 174 * 5);
         assert_eq!(Grant::from_bytes(&g.to_bytes()).unwrap(), g);
     }

@@ -1,5 +1,7 @@
 //! The layout of a KV pool: layers × blocks of equal size, at any stride. Arithmetic only; touches no memory.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// Where the blocks of a pool lie: block `b` of layer `l` is at `l * layer_stride + b * block_stride`.
@@ -11,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// ```
 /// use landfall::kv::layout::Layout;
 /// // 27 layers of 8,192 blocks of 1,152 bytes, one layer after the other.
-/// let layout = Layout::contiguous(27, 8192, 1152, 0)?;
+/// let layout = Layout::contiguous(27, 8192, 1152)?;
 /// assert_eq!(layout.required_bytes(), 254_803_968);
 /// assert_eq!(layout.offset(1, 2), Some((8192 + 2) * 1152));
 /// # Ok::<(), landfall::kv::layout::LayoutError>(())
@@ -24,8 +26,60 @@ pub struct Layout {
     block_bytes: u64,
     layer_stride: u64,
     block_stride: u64,
-    dtype: u32,
+    dtype: Dtype,
     required: u64,
+}
+
+/// The name of an element type, up to 16 bytes: both ends must use the same. landfall does not interpret it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Dtype {
+    bytes: [u8; 16],
+    len: u8,
+}
+
+impl Dtype {
+    /// `name` is, for instance, `"bf16"`.
+    pub fn new(name: &str) -> Result<Self, LayoutError> {
+        let mut bytes = [0; 16];
+        match bytes.get_mut(..name.len()) {
+            Some(to) => to.copy_from_slice(name.as_bytes()),
+            None => return Err(LayoutError::Dtype { len: name.len() }),
+        }
+        Ok(Self { bytes, len: name.len() as u8 })
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        // Made of a whole `str` in `new`.
+        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.as_str())
+    }
+}
+
+impl TryFrom<String> for Dtype {
+    type Error = LayoutError;
+
+    fn try_from(name: String) -> Result<Self, LayoutError> {
+        Self::new(&name)
+    }
+}
+
+impl From<Dtype> for String {
+    fn from(dtype: Dtype) -> Self {
+        dtype.as_str().to_owned()
+    }
 }
 
 /// A layout that cannot be.
@@ -54,6 +108,12 @@ pub enum LayoutError {
         /// Bytes from a block to the next.
         block_stride: u64,
     },
+    /// A type name that is too long.
+    #[error("layout: a dtype of {len} bytes; its name may have 16")]
+    Dtype {
+        /// Its length.
+        len: usize,
+    },
     /// The last byte is beyond what 64 bits can address.
     #[error("layout: {layers} layers × {blocks} blocks do not fit in 64-bit offsets; use smaller strides")]
     TooLarge {
@@ -72,14 +132,14 @@ struct Raw {
     block_bytes: u64,
     layer_stride: u64,
     block_stride: u64,
-    dtype: u32,
+    dtype: Dtype,
 }
 
 impl TryFrom<Raw> for Layout {
     type Error = LayoutError;
 
     fn try_from(r: Raw) -> Result<Self, LayoutError> {
-        Self::new(r.layers, r.blocks, r.block_bytes, r.layer_stride, r.block_stride, r.dtype)
+        Ok(Self::new(r.layers, r.blocks, r.block_bytes, r.layer_stride, r.block_stride)?.with_dtype(r.dtype))
     }
 }
 
@@ -97,14 +157,13 @@ impl From<Layout> for Raw {
 }
 
 impl Layout {
-    /// A layout with explicit strides. `dtype` is a tag of the user's own that both ends must agree on.
+    /// A layout with explicit strides, in bytes.
     pub fn new(
         layers: u32,
         blocks: u32,
         block_bytes: u64,
         layer_stride: u64,
         block_stride: u64,
-        dtype: u32,
     ) -> Result<Self, LayoutError> {
         for (what, zero) in
             [("layers", layers == 0), ("blocks", blocks == 0), ("block_bytes", block_bytes == 0)]
@@ -127,14 +186,20 @@ impl Layout {
         if !blocks_inside && !layers_inside {
             return Err(LayoutError::Overlap { layers, blocks, block_bytes, layer_stride, block_stride });
         }
-        Ok(Self { layers, blocks, block_bytes, layer_stride, block_stride, dtype, required })
+        Ok(Self { layers, blocks, block_bytes, layer_stride, block_stride, dtype: Dtype::default(), required })
+    }
+
+    /// Names the element type.
+    pub fn with_dtype(mut self, dtype: Dtype) -> Self {
+        self.dtype = dtype;
+        self
     }
 
     /// One layer after the other, in each one block after the other, without gaps.
-    pub fn contiguous(layers: u32, blocks: u32, block_bytes: u64, dtype: u32) -> Result<Self, LayoutError> {
+    pub fn contiguous(layers: u32, blocks: u32, block_bytes: u64) -> Result<Self, LayoutError> {
         let layer =
             block_bytes.checked_mul(u64::from(blocks)).ok_or(LayoutError::TooLarge { layers, blocks })?;
-        Self::new(layers, blocks, block_bytes, layer, block_bytes, dtype)
+        Self::new(layers, blocks, block_bytes, layer, block_bytes)
     }
 
     /// Layers.
@@ -162,8 +227,8 @@ impl Layout {
         self.block_stride
     }
 
-    /// The user's tag of the element type.
-    pub fn dtype(&self) -> u32 {
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
@@ -186,13 +251,13 @@ mod tests {
 
     #[test]
     fn r10_layouts_are_checked() {
-        assert_eq!(Layout::new(1, 1, 0, 0, 0, 0), Err(LayoutError::Zero { what: "block_bytes" }));
-        assert!(matches!(Layout::new(2, 4, 100, 399, 100, 0), Err(LayoutError::Overlap { .. })));
-        assert!(matches!(Layout::new(1, 4, 100, 0, 99, 0), Err(LayoutError::Overlap { .. })));
-        assert!(matches!(Layout::new(2, 2, 8, u64::MAX, 8, 0), Err(LayoutError::TooLarge { .. })));
-        assert!(matches!(Layout::contiguous(2, 2, u64::MAX / 2 + 1, 0), Err(LayoutError::TooLarge { .. })));
+        assert_eq!(Layout::new(1, 1, 0, 0, 0), Err(LayoutError::Zero { what: "block_bytes" }));
+        assert!(matches!(Layout::new(2, 4, 100, 399, 100), Err(LayoutError::Overlap { .. })));
+        assert!(matches!(Layout::new(1, 4, 100, 0, 99), Err(LayoutError::Overlap { .. })));
+        assert!(matches!(Layout::new(2, 2, 8, u64::MAX, 8), Err(LayoutError::TooLarge { .. })));
+        assert!(matches!(Layout::contiguous(2, 2, u64::MAX / 2 + 1), Err(LayoutError::TooLarge { .. })));
         // Block-major: the layers of a block lie together.
-        let l = Layout::new(2, 4, 100, 100, 256, 0).expect("valid");
+        let l = Layout::new(2, 4, 100, 100, 256).expect("valid");
         assert_eq!(l.required_bytes(), 3 * 256 + 200);
         assert_eq!(l.offset(1, 3), Some(100 + 3 * 256));
         assert_eq!(l.offset(2, 0), None);
@@ -201,7 +266,7 @@ mod tests {
 
     #[test]
     fn r10_a_deserialised_layout_is_checked_too() {
-        let l = Layout::contiguous(2, 4, 100, 7).expect("valid");
+        let l = Layout::contiguous(2, 4, 100).expect("valid").with_dtype(Dtype::new("bf16").expect("short"));
         let text = serde_json::to_string(&l).expect("serialises");
         assert_eq!(serde_json::from_str::<Layout>(&text).expect("valid"), l);
         let bad = text.replace("\"block_stride\":100", "\"block_stride\":99");

@@ -17,7 +17,8 @@ use super::lock;
 use super::proto::{Part, Seams};
 use crate::device::ProtectionDomain;
 use crate::error::MemoryError;
-use crate::memory::{Access, Checksum, Exposed, Memory, Region};
+use crate::memory::{Checksum, Exposed, Memory, Region};
+use crate::provider::AccessFlags;
 
 /// What the peers of a pool's owner may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -76,6 +77,7 @@ pub struct KvPool {
 }
 
 struct Inner {
+    pd: ProtectionDomain,
     layout: Layout,
     access: PoolAccess,
     /// The whole pool, in order of address. More than one where the device's `max_mr_size` asks for it.
@@ -122,8 +124,8 @@ impl KvPool {
             return Err(MemoryError::OutOfRange { offset: 0, len: need, size: memory.len() });
         }
         let remote = match access {
-            PoolAccess::Source => Access::LOCAL,
-            PoolAccess::Target => Access::REMOTE_WRITE,
+            PoolAccess::Source => AccessFlags::LOCAL_WRITE,
+            PoolAccess::Target => AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE),
         };
         let regions = pd.register_pieces(memory, remote).await?;
         let parts = regions.iter().map(|r| Part { addr: r.addr(), len: r.len(), key: r.lkey() }).collect();
@@ -131,6 +133,7 @@ impl KvPool {
         let blocks = layout.blocks();
         Ok(Self {
             inner: Arc::new(Inner {
+                pd: pd.clone(),
                 layout,
                 access,
                 regions,
@@ -144,6 +147,10 @@ impl KvPool {
     /// The layout of the pool.
     pub fn layout(&self) -> &Layout {
         &self.inner.layout
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        &self.inner.pd
     }
 
     /// What peers may do.

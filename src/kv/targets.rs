@@ -33,7 +33,8 @@ pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Re
                     limit: grant.len().into(),
                 });
             }
-            whole(source, grant, |src, dst, count| builder.push(src, dst, count)).map_err(|e| refused(e, pool))?;
+            let push = |src, dst, count| builder.push(src, dst, count);
+            whole(source, grant, push).map_err(|e| refused(e, pool))?;
         }
         Some(pairs) => {
             let mut written = vec![0u64; (grant.len() as usize).div_ceil(64)];
@@ -72,7 +73,7 @@ fn whole<E>(
     grant: &Grant,
     mut push: impl FnMut(u32, u32, u32) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut targets = grant.runs().iter().copied();
+    let mut targets = grant.runs();
     let mut target = (0, 0);
     for &(mut src, mut left) in source.runs() {
         while left > 0 {
@@ -102,6 +103,7 @@ fn refused(error: PlanError, pool: &KvPool) -> WriteError {
         },
         // Layouts and pool sizes were compared when the channel was set up.
         PlanError::Layouts { what, got, want } => WriteError::OutOfRange { what, index: got, limit: want },
+        PlanError::Dtypes { .. } => WriteError::OutOfRange { what: "dtype", index: 1, limit: 0 },
         PlanError::PoolTooSmall { needed, have, .. } => {
             WriteError::OutOfRange { what: "pool byte", index: needed, limit: have }
         }

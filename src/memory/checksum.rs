@@ -9,17 +9,17 @@ const SEEDS: [u64; 4] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_38
 const STRIPE: usize = 32;
 
 /// A checksum in progress. Pieces before the last one must be multiples of 32 bytes.
-pub(super) struct Checksum {
+pub(crate) struct Checksum {
     lanes: [u64; 4],
     len: u64,
 }
 
 impl Checksum {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { lanes: SEEDS, len: 0 }
     }
 
-    pub(super) fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         debug_assert!(self.len.is_multiple_of(STRIPE as u64), "a piece before the last one was not whole stripes");
         let (stripes, rest) = bytes.as_chunks::<STRIPE>();
         for s in stripes {
@@ -39,7 +39,7 @@ impl Checksum {
         }
     }
 
-    pub(super) fn finish(self) -> u64 {
+    pub(crate) fn finish(self) -> u64 {
         let mut h = self.len.wrapping_mul(P);
         for lane in self.lanes {
             h = mix(h ^ lane);

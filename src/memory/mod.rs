@@ -19,6 +19,7 @@ mod slice;
 
 use std::any::Any;
 
+pub(crate) use checksum::Checksum;
 pub use checksum::checksum;
 pub(crate) use mapping::Mapping;
 pub(crate) use region::MrInner;

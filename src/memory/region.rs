@@ -8,6 +8,9 @@ use super::{Mapping, RemoteRegion, Slice};
 use crate::error::MemoryError;
 use crate::provider::{self, AccessFlags};
 
+/// Regions of one mapping start on pages.
+const PAGE: u64 = 4096;
+
 mod sealed {
     pub trait Sealed: Send + Sync + 'static {}
 }
@@ -70,9 +73,38 @@ impl<K: Kind> Region<K> {
         Ok(Self { inner: Arc::new(MrInner { mr, mapping, offset: 0, len, access }), kind: PhantomData })
     }
 
+    /// Registers all of `mapping` in pieces of at most `limit` bytes, a multiple of the page size. Blocks.
+    pub(crate) fn register_pieces(
+        pd: &provider::Pd,
+        mapping: Mapping,
+        limit: u64,
+        access: AccessFlags,
+    ) -> Result<Vec<Self>, MemoryError> {
+        let mapping = Arc::new(mapping);
+        let piece = (limit & !(PAGE - 1)).max(PAGE);
+        let mut regions = Vec::new();
+        let mut offset = 0;
+        while offset < mapping.len() {
+            let len = piece.min(mapping.len() - offset);
+            let mr = pd.reg_mr(mapping.clone(), offset, len, access)?;
+            let inner = MrInner { mr, mapping: mapping.clone(), offset, len, access };
+            regions.push(Self { inner: Arc::new(inner), kind: PhantomData });
+            offset += len;
+        }
+        Ok(regions)
+    }
+
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.inner.len
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
+        self.inner.addr()
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.inner.lkey()
     }
 
     /// Never: a region has at least one byte.

@@ -163,6 +163,12 @@ impl Slice<Exposed> {
     /// that its answer is of bytes that were there, also while a peer writes.
     pub fn checksum(&self) -> u64 {
         let mut sum = Checksum::new();
+        self.checksum_into(&mut sum);
+        sum.finish()
+    }
+
+    /// Adds its bytes to `sum`.
+    pub(crate) fn checksum_into(&self, sum: &mut Checksum) {
         let mut buf = [0u8; PIECE];
         let mut at = 0;
         while at < self.len {
@@ -171,7 +177,6 @@ impl Slice<Exposed> {
             sum.update(&buf[..n]);
             at += n as u64;
         }
-        sum.finish()
     }
 
     /// Writes all of its bytes to `fd`, straight from the region. Blocks as `write(2)` does; an error may leave a

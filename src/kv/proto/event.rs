@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// A transfer, by its sender's count. Unique under the sender's epoch, also across reconnects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct TransferId(pub(crate) u64);
+pub struct TransferId(pub u64);
 
 /// Names a posted work request; handed back once, when it has completed. Opaque to the caller, who may put it in
 /// the work request's id: the two highest bits are zero.
@@ -97,7 +97,7 @@ pub(crate) enum MessageRefused {
 
 /// What the peer did wrong. The connection ends with it; nothing else does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ProtocolViolation {
+pub enum ProtocolViolation {
     #[error(transparent)]
     Malformed(#[from] Malformed),
     #[error("a message of epoch {got:#x} on a connection with {expected:#x}")]
@@ -108,7 +108,7 @@ pub(crate) enum ProtocolViolation {
 
 /// Why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Cause {
+pub enum Cause {
     #[error("nothing was heard of the peer within peer_timeout: it is dead, frozen or unreachable")]
     PeerLost,
     #[error("a work request failed")]
@@ -127,7 +127,7 @@ pub(crate) enum Cause {
 
 /// Why a transfer was not delivered, or is in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Reason {
+pub enum Reason {
     #[error("cancelled by the sender")]
     Cancelled,
     #[error("its deadline passed")]
@@ -153,7 +153,7 @@ pub(crate) enum Outcome {
 
 /// What a reconnect has found out about a transfer that was in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Resolution {
+pub enum Resolution {
     Landed,
     NotDelivered,
     /// The peer that knew has restarted: it stays in doubt for ever.
@@ -162,7 +162,7 @@ pub(crate) enum Resolution {
 
 /// Why a grant's arrival will not come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AbortReason {
+pub enum AbortReason {
     /// The sender's side: cancelled, or its deadline passed.
     Sender(SenderReason),
     /// We revoked it.
@@ -175,7 +175,7 @@ pub(crate) enum AbortReason {
 
 /// What the sender says with an abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SenderReason {
+pub enum SenderReason {
     Cancelled,
     Deadline,
     Revoked,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::kv::layout::Layout;
+use crate::kv::layout::{Dtype, Layout};
 
 /// A memory region that holds a part of a pool. The parts of a pool follow each other in its offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub(crate) struct Piece {
 pub(crate) enum PlanError {
     #[error("{what}: {got} at the source, {want} at the target; both ends must use one layout")]
     Layouts { what: &'static str, got: u64, want: u64 },
+    #[error("dtype: {got:?} at the source, {want:?} at the target; both ends must use one layout")]
+    Dtypes { got: Dtype, want: Dtype },
     #[error("{side} block {block} + {count} is outside of a pool of {blocks} blocks")]
     OutOfRange { side: &'static str, block: u32, count: u32, blocks: u32 },
     #[error("the {side} layout needs {needed} bytes, its memory has {have}")]
@@ -131,11 +133,13 @@ impl PlanBuilder {
         for (what, got, want) in [
             ("layers", u64::from(s.layers()), u64::from(d.layers())),
             ("block bytes", s.block_bytes(), d.block_bytes()),
-            ("dtype", u64::from(s.dtype()), u64::from(d.dtype())),
         ] {
             if got != want {
                 return Err(PlanError::Layouts { what, got, want });
             }
+        }
+        if s.dtype() != d.dtype() {
+            return Err(PlanError::Dtypes { got: s.dtype(), want: d.dtype() });
         }
         for (side, layout, seams) in [("source", s, src.1), ("target", d, dst.1)] {
             if layout.required_bytes() > seams.total() {
@@ -309,7 +313,7 @@ mod tests {
 
     #[test]
     fn k8_4096_contiguous_blocks_of_4_kib_are_8_writes_of_2_mib() {
-        let l = Layout::contiguous(1, 4096, 4096, 0).expect("valid");
+        let l = Layout::contiguous(1, 4096, 4096).expect("valid");
         let (s, d) = (seams(&[(1 << 20, 16 << 20, 1)]), seams(&[(1 << 30, 16 << 20, 2)]));
         let mut b = PlanBuilder::new((&l, &s), (&l, &d)).expect("same layout");
         for i in 0..4096 {
@@ -325,7 +329,7 @@ mod tests {
 
     /// DeepSeek-V2-Lite: 27 layers × 8,192 tokens of 1,152 bytes, in runs of 47.
     fn mla(run: u32) -> (PlanBuilder, Vec<(u32, u32, u32)>) {
-        let l = Layout::contiguous(27, 8192, 1152, 0).expect("valid");
+        let l = Layout::contiguous(27, 8192, 1152).expect("valid");
         let s = seams(&[(4096, l.required_bytes(), 1)]);
         let b = PlanBuilder::new((&l, &s), (&l, &s)).expect("same layout");
         let runs = 8192u32.div_ceil(run);
@@ -377,8 +381,8 @@ mod tests {
         for (si, &(sls, sbs)) in src_layouts.iter().enumerate() {
             for &(dls, dbs) in &dst_layouts {
                 for max in [1u32, 3, 7, 10, 64, 1000] {
-                    let sl = Layout::new(3, 5, 10, sls, sbs, 0).expect("valid");
-                    let dl = Layout::new(3, 7, 10, dls, dbs, 0).expect("valid");
+                    let sl = Layout::new(3, 5, 10, sls, sbs).expect("valid");
+                    let dl = Layout::new(3, 7, 10, dls, dbs).expect("valid");
                     let s = seams(&[(0x1000, 7, 1), (0x2000, 33, 2), (0x3000, 400, 3)]);
                     let d = seams(&[(0x8000, 21, 8), (0x9000, 1, 9), (0xa000, 900, 10)]);
                     let mut b = PlanBuilder::new((&sl, &s), (&dl, &d)).expect("same layout");
@@ -417,7 +421,7 @@ mod tests {
 
     #[test]
     fn k8_layers_that_lie_together_are_one_extent() {
-        let l = Layout::new(4, 8, 16, 16, 64, 0).expect("valid");
+        let l = Layout::new(4, 8, 16, 16, 64).expect("valid");
         let s = seams(&[(0, 512, 1)]);
         let mut b = PlanBuilder::new((&l, &s), (&l, &s)).expect("same layout");
         b.push(2, 2, 4).expect("in range");
@@ -428,13 +432,13 @@ mod tests {
 
     #[test]
     fn r10_plans_are_checked() {
-        let l = Layout::contiguous(2, 8, 16, 0).expect("valid");
+        let l = Layout::contiguous(2, 8, 16).expect("valid");
         let big = seams(&[(0, 256, 1)]);
         assert!(matches!(
             PlanBuilder::new((&l, &seams(&[(0, 255, 1)])), (&l, &big)),
             Err(PlanError::PoolTooSmall { side: "source", .. })
         ));
-        let other = Layout::contiguous(2, 8, 8, 0).expect("valid");
+        let other = Layout::contiguous(2, 8, 8).expect("valid");
         assert!(matches!(
             PlanBuilder::new((&l, &big), (&other, &big)),
             Err(PlanError::Layouts { got: 16, want: 8, .. })

@@ -1,0 +1,208 @@
+//! K1 landed, K2 at most once, K3 order-free, K7 backpressure, K8 limits are sliced, R4 and R9 through the channel.
+
+use landfall::device::Profile;
+use landfall::kv::{ArrivalError, KvConfig, WriteError, WriteRequest};
+
+use crate::common::{Pair, fill, layout, on_every_profile, pair, pair_with, wrong};
+
+on_every_profile!(
+    k1_landed_means_that_every_byte_is_there,
+    k1_local_completion_comes_before_landing,
+    k2_one_arrival_for_each_write,
+    k3_many_small_transfers_are_never_torn,
+    k7_both_directions_at_once,
+    k8_sizes_around_every_limit,
+    k8_blocks_are_coalesced,
+    r4_more_blocks_than_any_queue_holds,
+    r9_every_count_of_writes_completes,
+    k1_messages_arrive_in_order_and_whole,
+    k1_nothing_is_a_transfer_too,
+);
+
+async fn k1_landed_means_that_every_byte_is_there(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(3, 64, 5000)).await;
+    // Neither the source's nor the target's blocks lie in the order in which they are named.
+    let order: Vec<u32> = (0..32).map(|i| (i * 13) % 64).collect();
+    let mut source = sender.pool().claim(&order).unwrap();
+    fill(&mut source, 1);
+    let back: Vec<u32> = (0..32).map(|i| (i * 29 + 7) % 64).collect();
+    let grant = receiver.grant(receiver.pool().claim(&back).unwrap()).unwrap();
+    let (landed, source) = sender.write(WriteRequest::new(&grant, source).tag(99)).await;
+    let landed = landed.unwrap();
+    assert_eq!((landed.bytes, landed.descriptors), (3 * 32 * 5000, 3 * 32));
+    assert!(landed.wrs >= 1);
+    assert_eq!(source.ids().collect::<Vec<_>>(), order);
+    let arrival = receiver.next_arrival().await.unwrap();
+    assert_eq!((arrival.tag(), arrival.bytes(), arrival.grant()), (99, 3 * 32 * 5000, grant.id()));
+    assert_eq!(arrival.blocks().ids().collect::<Vec<_>>(), back);
+    assert_eq!(wrong(arrival.blocks(), 1, |p| p), 0);
+}
+
+async fn k1_local_completion_comes_before_landing(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 8, 100_000)).await;
+    let grant = receiver.grant(receiver.pool().try_alloc(8).unwrap()).unwrap();
+    let (landed, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(8).unwrap())).await;
+    let landed = landed.unwrap();
+    assert!(landed.local <= landed.landed, "{landed:?}");
+}
+
+async fn k2_one_arrival_for_each_write(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(2, 128, 700)).await;
+    for round in 0..20u64 {
+        let mut writes = Vec::new();
+        for tag in 0..4 {
+            let mut source = sender.pool().try_alloc(16).unwrap();
+            fill(&mut source, round * 4 + tag);
+            let grant = receiver.grant(receiver.pool().try_alloc(16).unwrap()).unwrap();
+            writes.push(sender.write(WriteRequest::new(&grant, source).tag(round * 4 + tag)));
+        }
+        for write in writes {
+            write.await.0.unwrap();
+        }
+        let mut tags = Vec::new();
+        for _ in 0..4 {
+            let arrival = receiver.next_arrival().await.unwrap();
+            assert_eq!(wrong(arrival.blocks(), arrival.tag(), |p| p), 0);
+            tags.push(arrival.tag());
+        }
+        tags.sort_unstable();
+        assert_eq!(tags, (round * 4..round * 4 + 4).collect::<Vec<_>>());
+    }
+    assert_eq!(receiver.pool().free_blocks(), 128);
+    assert_eq!(sender.pool().free_blocks(), 128);
+    sender.close().await.unwrap();
+    assert!(matches!(receiver.next_arrival().await, Err(ArrivalError::Closed { .. })));
+}
+
+/// CASES 8: notifications overtake the payload of other messages.
+async fn k3_many_small_transfers_are_never_torn(profile: Profile) {
+    let config = KvConfig::default().qps(if profile == Profile::Tiny { 1 } else { 4 });
+    let Pair { sender, receiver, .. } = pair_with(profile, layout(1, 64, 4096), config.clone(), config).await;
+    let checks = tokio::spawn(async move {
+        let mut torn = 0;
+        for n in 0..1000u64 {
+            let grant = receiver.grant(receiver.pool().alloc(8).await.unwrap()).unwrap();
+            receiver.send_message(grant.to_bytes()).await.unwrap();
+            let arrival = receiver.next_arrival().await.unwrap();
+            assert_eq!(arrival.tag(), n);
+            torn += wrong(arrival.blocks(), n, |p| p);
+        }
+        (torn, receiver)
+    });
+    for n in 0..1000 {
+        let grant = landfall::kv::Grant::from_bytes(&sender.recv_message().await.unwrap()).unwrap();
+        let mut source = sender.pool().try_alloc(8).unwrap();
+        fill(&mut source, n);
+        sender.write(WriteRequest::new(&grant, source).tag(n)).await.0.unwrap();
+    }
+    assert_eq!(checks.await.unwrap().0, 0);
+}
+
+async fn k7_both_directions_at_once(profile: Profile) {
+    let Pair { sender: a, receiver: b, .. } = pair(profile, layout(2, 32, 20_000)).await;
+    let one_way = |from: landfall::kv::KvChannel, to: landfall::kv::KvChannel, seed: u64| async move {
+        for n in 0..30 {
+            let grant = to.grant(to.pool().alloc(8).await.unwrap()).unwrap();
+            let mut source = from.pool().alloc(8).await.unwrap();
+            fill(&mut source, seed + n);
+            let (landed, _) = from.write(WriteRequest::new(&grant, source).tag(seed + n)).await;
+            landed.unwrap();
+            let arrival = to.next_arrival().await.unwrap();
+            assert_eq!(wrong(arrival.blocks(), seed + n, |p| p), 0);
+        }
+    };
+    let there = tokio::spawn(one_way(a.clone(), b.clone(), 1000));
+    let back = tokio::spawn(one_way(b, a, 2000));
+    there.await.unwrap();
+    back.await.unwrap();
+}
+
+/// CASES 43: messages around the MTU and the message limit.
+async fn k8_sizes_around_every_limit(profile: Profile) {
+    for bytes in [1, 1023, 1024, 1025, 4097, 65_535, 65_536, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_001] {
+        let Pair { sender, receiver, .. } = pair(profile, layout(1, 2, bytes)).await;
+        let mut source = sender.pool().try_alloc(2).unwrap();
+        fill(&mut source, bytes);
+        let grant = receiver.grant(receiver.pool().claim(&[1, 0]).unwrap()).unwrap();
+        let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
+        assert_eq!(landed.unwrap().bytes, 2 * bytes);
+        let arrival = receiver.next_arrival().await.unwrap();
+        assert_eq!(wrong(arrival.blocks(), bytes, |p| p), 0, "{bytes} bytes");
+    }
+}
+
+/// CASES 40: 4,096 contiguous blocks of 4 KiB are at most 8 WRITEs of 2 MiB, where the device allows such.
+async fn k8_blocks_are_coalesced(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 4096, 4096)).await;
+    let source = sender.pool().try_alloc(4096).unwrap();
+    let grant = receiver.grant(receiver.pool().try_alloc(4096).unwrap()).unwrap();
+    let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
+    let landed = landed.unwrap();
+    // `tiny` has messages of 64 KiB; its regions of 1 MiB end on multiples of that.
+    let most = if profile == Profile::Tiny { 256 } else { 8 };
+    assert!(landed.wrs <= most, "{} work requests", landed.wrs);
+}
+
+/// CASES 28: one call with 18,880 blocks.
+async fn r4_more_blocks_than_any_queue_holds(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 18_880, 64)).await;
+    // No two neighbours stay neighbours, so that each block is a work request.
+    let ids: Vec<u32> = (0..18_880).map(|i| (i * 7919) % 18_880).collect();
+    let mut source = sender.pool().claim(&ids).unwrap();
+    fill(&mut source, 5);
+    let grant = receiver.grant(receiver.pool().try_alloc(18_880).unwrap()).unwrap();
+    let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
+    assert_eq!(landed.unwrap().wrs, 18_880);
+    assert_eq!(wrong(receiver.next_arrival().await.unwrap().blocks(), 5, |p| p), 0);
+}
+
+/// CASES 27: every count from 1 to 64.
+async fn r9_every_count_of_writes_completes(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 256)).await;
+    for count in 1..=64 {
+        let writes: Vec<_> = (0..count)
+            .map(|_| {
+                let grant = receiver.grant(receiver.pool().try_alloc(1).unwrap()).unwrap();
+                sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(1).unwrap()))
+            })
+            .collect();
+        for write in writes {
+            write.await.0.unwrap();
+        }
+        for _ in 0..count {
+            receiver.next_arrival().await.unwrap();
+        }
+    }
+}
+
+async fn k1_messages_arrive_in_order_and_whole(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 1, 64)).await;
+    let sizes = [0usize, 1, 100, 1023, 1024, 5000, 300_000];
+    let sending = tokio::spawn(async move {
+        for (n, &size) in sizes.iter().enumerate() {
+            sender.send_message((0..size).map(|i| (i + n) as u8).collect()).await.unwrap();
+        }
+        sender
+    });
+    for (n, &size) in sizes.iter().enumerate() {
+        let message = receiver.recv_message().await.unwrap();
+        assert_eq!(message.len(), size);
+        assert!(message.iter().enumerate().all(|(i, &b)| b == (i + n) as u8));
+    }
+    let sender = sending.await.unwrap();
+    let too_long = sender.send_message(vec![0; (16 << 20) + 1]).await.unwrap_err().to_string();
+    assert!(too_long.contains("16777217") && too_long.contains("16777216"), "{too_long}");
+}
+
+/// CASES 43: 0 bytes are Ok, and one arrival.
+async fn k1_nothing_is_a_transfer_too(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 4, 64)).await;
+    let grant = receiver.grant(receiver.pool().try_alloc(2).unwrap()).unwrap();
+    let (landed, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(0).unwrap()).tag(4)).await;
+    assert_eq!(landed.unwrap().bytes, 0);
+    let arrival = receiver.next_arrival().await.unwrap();
+    assert_eq!((arrival.bytes(), arrival.tag()), (0, 4));
+    // Used all the same.
+    let (again, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(0).unwrap())).await;
+    assert!(matches!(again, Err(WriteError::StaleGrant { .. })), "{again:?}");
+}
