@@ -165,6 +165,9 @@ pub enum QpError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The completion queue takes no more queue pairs.
+    #[error("the completion queue is closed, or its runtime is gone; create another one")]
+    CqClosed,
     /// The resources are of different devices.
     #[error("{what} belong to different devices; use one device for both")]
     ForeignResource {
@@ -241,6 +244,12 @@ pub enum OpError {
         limit: u64,
         /// How to proceed.
         fix: &'static str,
+    },
+    /// A send, write or read before the queue pair was connected.
+    #[error("queue pair {qp_num} is not connected; connect it first (receives can be posted before)")]
+    NotConnected {
+        /// The queue pair.
+        qp_num: u32,
     },
     /// The device refused the post.
     #[error("queue pair {qp_num}: the device refused the post: {reason}")]

@@ -1,1 +1,420 @@
+//! Queue pairs: creation, connection, and a method an operation. The work is in `ring`.
 
+use std::net::Ipv6Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::completion_queue::CompletionQueue;
+use crate::device::ProtectionDomain;
+use crate::error::{OpError, QpError};
+use crate::memory::{AnySlice, RemoteSlice};
+use crate::provider::{QpAddress, QpConnect, QpInit};
+use crate::ring::{Batch, Buffer, FirstCause, HalfId, Op, OpFuture, QpCore, Rejected, Side, Tie, TooSmall};
+
+/// How a queue pair is made.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct QpConfig {
+    /// Sends, writes and reads that may be outstanding.
+    pub send_depth: u32,
+    /// Receives that may be posted.
+    pub recv_depth: u32,
+    /// Payloads of SEND and WRITE up to this many bytes are copied when they are posted (`IBV_SEND_INLINE`).
+    pub max_inline: u32,
+}
+
+impl QpConfig {
+    /// Depths of the send and the receive queue.
+    pub fn new(send_depth: u32, recv_depth: u32) -> Self {
+        Self { send_depth, recv_depth, max_inline: 0 }
+    }
+
+    /// Sets the largest payload that is copied at the post.
+    pub fn max_inline(mut self, bytes: u32) -> Self {
+        self.max_inline = bytes;
+        self
+    }
+}
+
+impl Default for QpConfig {
+    /// 16 and 16: what every device has.
+    fn default() -> Self {
+        Self::new(16, 16)
+    }
+}
+
+/// Which side of a connection dials, where a transport has to. Exactly one side is active.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Role {
+    /// Dials.
+    Active,
+    /// Is dialled.
+    Passive,
+}
+
+/// Attributes of a connection. The defaults suit a data centre.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConnectOptions {
+    /// READs that each side may have outstanding at most; the smaller of both sides and of the devices is used.
+    pub max_rd_atomic: u8,
+    /// Local ACK time-out: 4.096 µs × 2^timeout, at most 31; 0 is for ever.
+    pub timeout: u8,
+    /// Retries after a time-out, at most 6: some drivers take 7 as "for ever".
+    pub retry_cnt: u8,
+    /// Retries while the peer has no receive posted, at most 6: 7 is "for ever".
+    pub rnr_retry: u8,
+    /// The IB code of the wait between those, at most 31 (12 is 0.64 ms).
+    pub min_rnr_timer: u8,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self { max_rd_atomic: 16, timeout: 14, retry_cnt: 6, rnr_retry: 6, min_rnr_timer: 12 }
+    }
+}
+
+impl ConnectOptions {
+    fn check(&self) -> Result<(), QpError> {
+        let limits = [
+            ("the ACK time-out code", self.timeout, 31),
+            ("retry_cnt", self.retry_cnt, 6),
+            ("rnr_retry", self.rnr_retry, 6),
+            ("the RNR timer code", self.min_rnr_timer, 31),
+        ];
+        match limits.into_iter().find(|&(_, asked, limit)| asked > limit) {
+            Some((what, asked, limit)) => Err(limit_error(what, asked.into(), limit.into(), "use a smaller value")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a peer needs to connect to a queue pair. Plain data for an exchange of the user's own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpEndpoint {
+    qp_num: u32,
+    psn: u32,
+    lid: u16,
+    gid: Ipv6Addr,
+    soft_port: u16,
+    soft_key: u64,
+    mtu: u32,
+    rd_atomic: u8,
+}
+
+impl QpEndpoint {
+    /// The queue pair's number.
+    pub fn qp_num(&self) -> u32 {
+        self.qp_num
+    }
+
+    /// Its port's GID.
+    pub fn gid(&self) -> Ipv6Addr {
+        self.gid
+    }
+
+    fn address(&self) -> QpAddress {
+        QpAddress {
+            qp_num: self.qp_num,
+            psn: self.psn,
+            lid: self.lid,
+            gid: self.gid.octets(),
+            soft_port: self.soft_port,
+            soft_key: self.soft_key,
+        }
+    }
+}
+
+/// A reliable connected queue pair.
+///
+/// Its operations own their buffers until they complete, and give them back (R1). Share it by reference or in an
+/// `Arc`. Dropping it closes it without blocking: what is outstanding is flushed, and the completion queue's driver
+/// destroys it after the last completion.
+///
+/// Reading a buffer while an operation owns it does not compile:
+///
+/// ```compile_fail,E0382
+/// # use landfall::{memory::{Local, RemoteSlice, Slice}, ring::QueuePair};
+/// # async fn f(qp: &QueuePair, buf: Slice<Local>, to: RemoteSlice) {
+/// let write = qp.write(buf, to);
+/// println!("{}", buf[0]); // moved into the operation
+/// write.await;
+/// # }
+/// ```
+///
+/// It comes back with the result:
+///
+/// ```
+/// # use landfall::{memory::{Local, RemoteSlice, Slice}, ring::QueuePair};
+/// # async fn f(qp: &QueuePair, buf: Slice<Local>, to: RemoteSlice) {
+/// let (result, buf) = qp.write(buf, to).await;
+/// println!("{result:?}, {}", buf[0]);
+/// # }
+/// ```
+///
+/// A buffer in an exposed region is no `[u8]` in safe code, since a peer may write it at any time:
+///
+/// ```compile_fail,E0308
+/// # use landfall::memory::{Exposed, Slice};
+/// fn f(buf: &Slice<Exposed>) -> &[u8] {
+///     buf
+/// }
+/// ```
+///
+/// and it is not cloned while exclusive:
+///
+/// ```compile_fail,E0599
+/// # use landfall::memory::{Local, Slice};
+/// fn f(buf: &Slice<Local>) -> Slice<Local> {
+///     Slice::<Local>::clone(buf)
+/// }
+/// ```
+#[derive(Debug)]
+pub struct QueuePair {
+    core: Arc<QpCore>,
+    // Keeps the queues open while the queue pair lives.
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+}
+
+impl QueuePair {
+    /// Creates a queue pair. `send_cq` and `recv_cq` may be the same; both need room for the depths (R4).
+    pub fn new(
+        pd: &ProtectionDomain,
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        config: QpConfig,
+    ) -> Result<Self, QpError> {
+        let (s, r) = (send_cq.core(), recv_cq.core());
+        if !s.device.same(pd.device()) || !r.device.same(pd.device()) {
+            return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
+        }
+        let caps = pd.device().capabilities();
+        for (what, depth) in [("the send depth", config.send_depth), ("the receive depth", config.recv_depth)] {
+            if depth == 0 {
+                return Err(limit_error(what, 0, caps.max_qp_wr.into(), "ask for at least one"));
+            }
+            if depth > caps.max_qp_wr {
+                let fix = "ask for fewer: waiting calls wait for room";
+                return Err(limit_error(what, depth.into(), caps.max_qp_wr.into(), fix));
+            }
+        }
+        if config.max_inline > caps.max_inline {
+            let (asked, limit) = (config.max_inline.into(), caps.max_inline.into());
+            return Err(limit_error("max_inline", asked, limit, "ask for fewer bytes"));
+        }
+        let (send_half, recv_half) = Self::reserve(send_cq, recv_cq, &config)?;
+        let init = QpInit {
+            max_send_wr: config.send_depth,
+            max_recv_wr: config.recv_depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: config.max_inline,
+        };
+        let qp = match pd.provider().create_qp(s.provider(), r.provider(), init) {
+            Ok(qp) => qp,
+            Err(error) => {
+                s.ring.lock().release(send_half, false);
+                r.ring.lock().release(recv_half, false);
+                return Err(error);
+            }
+        };
+        let tie = Arc::new(Tie {
+            qp_num: qp.qp_num(),
+            generation: crate::ring::next_qp_generation(),
+            cause: FirstCause::new(),
+            closing: AtomicBool::new(false),
+        });
+        let (send, recv) = (Side::new(s.clone(), send_half), Side::new(r.clone(), recv_half));
+        let core = QpCore::new(qp, tie, send, recv, pd.clone(), config.max_inline);
+        Ok(Self { core, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
+    }
+
+    fn reserve(
+        send_cq: &CompletionQueue,
+        recv_cq: &CompletionQueue,
+        config: &QpConfig,
+    ) -> Result<(HalfId, HalfId), QpError> {
+        let (s, r) = (send_cq.core(), recv_cq.core());
+        let (send, recv) = (config.send_depth, config.recv_depth);
+        let same = Arc::ptr_eq(s, r);
+        let too_small = |e: TooSmall, committed: u32, send: u32, recv: u32| QpError::CqTooSmall {
+            capacity: e.capacity,
+            committed,
+            asked: send.saturating_add(recv),
+            send,
+            recv,
+            needed: committed.saturating_add(send).saturating_add(recv),
+        };
+        let closed = |cq: &CompletionQueue| cq.core().ring.lock().is_shut();
+        if closed(send_cq) || closed(recv_cq) {
+            return Err(QpError::CqClosed);
+        }
+        let send_half = s.ring.lock().reserve(false, send);
+        let send_half = send_half.map_err(|e| too_small(e, e.committed, send, if same { recv } else { 0 }))?;
+        let recv_half = r.ring.lock().reserve(true, recv);
+        match recv_half {
+            Ok(recv_half) => Ok((send_half, recv_half)),
+            Err(e) => {
+                s.ring.lock().release(send_half, false);
+                Err(if same { too_small(e, e.committed - send, send, recv) } else { too_small(e, e.committed, 0, recv) })
+            }
+        }
+    }
+
+    /// Its number.
+    pub fn qp_num(&self) -> u32 {
+        self.core.tie.qp_num
+    }
+
+    /// The completion queue of its sends, writes and reads.
+    pub fn send_cq(&self) -> &CompletionQueue {
+        &self.send_cq
+    }
+
+    /// The completion queue of its receives.
+    pub fn recv_cq(&self) -> &CompletionQueue {
+        &self.recv_cq
+    }
+
+    /// The protection domain that it is of.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.core.pd
+    }
+
+    /// What the peer needs to connect to this queue pair.
+    pub fn endpoint(&self) -> Result<QpEndpoint, QpError> {
+        let caps = self.core.pd.device().capabilities();
+        let a = self.core.with_qp(|qp| qp.address()).ok_or_else(|| self.closed("an endpoint"))?;
+        Ok(QpEndpoint {
+            qp_num: a.qp_num,
+            psn: a.psn,
+            lid: a.lid,
+            gid: a.gid.into(),
+            soft_port: a.soft_port,
+            soft_key: a.soft_key,
+            mtu: caps.active_mtu,
+            rd_atomic: caps.max_rd_atomic,
+        })
+    }
+
+    /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:
+    /// operations can be submitted at once, and fail with `RetryExceeded` when the peer does not appear.
+    pub async fn connect(&self, remote: &QpEndpoint, role: Role, options: ConnectOptions) -> Result<(), QpError> {
+        options.check()?;
+        let caps = self.core.pd.device().capabilities();
+        let mtu = remote.mtu.min(caps.active_mtu);
+        if !matches!(mtu, 256 | 512 | 1024 | 2048 | 4096) {
+            return Err(limit_error("the path MTU", mtu.into(), 4096, "one of 256, 512, 1024, 2048, 4096"));
+        }
+        if self.core.tie.is_closing() {
+            return Err(self.closed("connected"));
+        }
+        let rd_atomic = options.max_rd_atomic.min(caps.max_rd_atomic).min(remote.rd_atomic);
+        let attr = QpConnect {
+            remote: remote.address(),
+            path_mtu: mtu,
+            max_rd_atomic: rd_atomic,
+            max_dest_rd_atomic: rd_atomic,
+            timeout: options.timeout,
+            retry_cnt: options.retry_cnt,
+            rnr_retry: options.rnr_retry,
+            min_rnr_timer: options.min_rnr_timer,
+            active: role == Role::Active,
+        };
+        self.core.with_qp(|qp| qp.connect(&attr)).unwrap_or_else(|| Err(self.closed("connected")))?;
+        self.core.connected.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn closed(&self, wanted: &'static str) -> QpError {
+        QpError::State { qp_num: self.qp_num(), state: "closed", wanted, fix: "create another queue pair" }
+    }
+
+    /// What failed first on this queue pair, once something has (R6).
+    pub fn failure(&self) -> Option<OpError> {
+        self.core.tie.cause.get().map(|e| (**e).clone())
+    }
+
+    // Operations.
+
+    /// SEND: the whole of `buf`, into the peer's oldest receive.
+    pub fn send<B: Buffer>(&self, buf: B) -> OpFuture<B> {
+        self.submit(Op::send(buf))
+    }
+
+    /// SEND with an immediate, which the peer gets as the same `u32`.
+    pub fn send_imm<B: Buffer>(&self, buf: B, imm: u32) -> OpFuture<B> {
+        self.submit(Op::send(buf).imm(imm))
+    }
+
+    /// RECV: one message of the peer. Receives complete in the order in which they were submitted.
+    pub fn recv<B: Buffer>(&self, buf: B) -> OpFuture<B> {
+        self.submit(Op::recv(buf))
+    }
+
+    /// WRITE: the whole of `buf`, to the start of `to`.
+    ///
+    /// On RC the data is in the peer's memory when this succeeds, on iWARP only handed over: a
+    /// [`KvChannel`](crate::kv) is what tells of landing on every transport.
+    pub fn write<B: Buffer>(&self, buf: B, to: RemoteSlice) -> OpFuture<B> {
+        self.submit(Op::write(buf, to))
+    }
+
+    /// WRITE_WITH_IMM: as [`write`](Self::write), and completes a receive of the peer with the immediate.
+    pub fn write_imm<B: Buffer>(&self, buf: B, to: RemoteSlice, imm: u32) -> OpFuture<B> {
+        self.submit(Op::write(buf, to).imm(imm))
+    }
+
+    /// READ: the whole of `from`, to the start of `buf`.
+    pub fn read<B: Buffer>(&self, buf: B, from: RemoteSlice) -> OpFuture<B> {
+        self.submit(Op::read(buf, from))
+    }
+
+    fn submit<B: Buffer>(&self, op: Op) -> OpFuture<B> {
+        self.core.submit_future(op)
+    }
+
+    /// Submits an operation without ever waiting: when its queue is full it comes back with
+    /// [`OpError::Full`].
+    #[allow(clippy::result_large_err)] // The operation comes back by value: no allocation.
+    pub fn try_submit(&self, op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
+        self.core.try_submit(op)
+    }
+
+    /// A batch of operations for one doorbell, whose completions come from [`CompletionQueue::next`].
+    pub fn batch(&self) -> Batch<'_> {
+        Batch::new(&self.core)
+    }
+
+    // The end.
+
+    /// Closes the queue pair and waits until it is destroyed. What is outstanding is flushed: operations end with
+    /// [`OpError::Closed`] where they had not succeeded, and have their buffers.
+    ///
+    /// Cancel safety: the queue pair is closed at the first poll; dropping the future only stops waiting.
+    pub async fn close(self) {
+        self.core.close();
+        self.core.destroyed().await;
+    }
+
+    /// Destroys the queue pair at once, without waiting for what is outstanding, whose operations end now. Completions
+    /// that a device still reports for them are counted as [stale](crate::ring::CqStats::stale), and match nothing.
+    ///
+    /// This is what a deadline needs to get its buffers back. [`close`](Self::close) is gentler and nearly as fast.
+    pub fn kill(self) {
+        self.core.kill(None);
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.core.close();
+    }
+}
+
+fn limit_error(what: &'static str, asked: u64, limit: u64, fix: &'static str) -> QpError {
+    QpError::Limit { what, asked, limit, fix }
+}

@@ -7,7 +7,6 @@
 use std::sync::{MutexGuard, PoisonError, TryLockError};
 
 pub(crate) use std::sync::Arc;
-pub(crate) use std::sync::atomic;
 
 /// A mutex without poisoning.
 #[derive(Debug, Default)]

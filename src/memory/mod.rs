@@ -25,9 +25,7 @@ pub(crate) use mapping::Mapping;
 pub(crate) use region::MrInner;
 pub use region::{Exposed, Kind, Local, Region};
 pub use remote::{Access, RemoteRegion, RemoteSlice};
-pub use slice::Slice;
-#[allow(unused_imports)] // Consumer: the ring.
-pub(crate) use slice::{AnySlice, SliceSge};
+pub use slice::{AnySlice, Slice};
 
 use crate::error::MemoryError;
 

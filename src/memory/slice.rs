@@ -224,16 +224,32 @@ impl Clone for Slice<Exposed> {
     }
 }
 
-/// A slice of either kind, as an operation holds it.
+/// A slice of either kind, as an operation holds it and a completion gives it back.
 #[derive(Debug)]
-#[allow(dead_code)] // Consumer: the ring.
-pub(crate) enum AnySlice {
+pub enum AnySlice {
+    /// Of a local region.
     Local(Slice<Local>),
+    /// Of an exposed region.
     Exposed(Slice<Exposed>),
 }
 
-#[allow(dead_code)] // Consumer: the ring.
 impl AnySlice {
+    /// The slice, when it is of a local region.
+    pub fn into_local(self) -> Option<Slice<Local>> {
+        match self {
+            Self::Local(s) => Some(s),
+            Self::Exposed(_) => None,
+        }
+    }
+
+    /// The slice, when it is of an exposed region.
+    pub fn into_exposed(self) -> Option<Slice<Exposed>> {
+        match self {
+            Self::Local(_) => None,
+            Self::Exposed(s) => Some(s),
+        }
+    }
+
     pub(crate) fn sge(&self) -> SliceSge {
         match self {
             Self::Local(s) => s.sge(),

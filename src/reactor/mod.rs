@@ -85,10 +85,15 @@ pub(crate) fn spawn(
     // tokio panics where a driver is not enabled, and has no call that asks.
     let io = catch_unwind(AssertUnwindSafe(|| {
         drop(tokio::time::sleep(Duration::ZERO));
-        AsyncFd::with_interest(ChannelFd(channel.clone()), Interest::READABLE)
+        // SAFETY: a channel has one descriptor, which stays open for as long as a clone of the channel lives; this
+        // one lives in the `AsyncFd`.
+        unsafe { AsyncFd::register_with_interest(ChannelFd(channel.clone()), Interest::READABLE) }
     }))
     .map_err(|_| DeviceError::NoRuntime)?
-    .map_err(|source| DeviceError::Os { what: "registering a completion channel with the runtime", source })?;
+    .map_err(|e| DeviceError::Os {
+        what: "registering a completion channel with the runtime",
+        source: e.into(),
+    })?;
     let nudge = Arc::new(Notify::new());
     let driven = Driven { channel, drive, finished: false };
     runtime.spawn(run(io, nudge.clone(), driven));

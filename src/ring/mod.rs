@@ -1,7 +1,96 @@
-//! ring
-#![allow(dead_code)]
+//! The ring: operations in, completions out, in the manner of io_uring.
+//!
+//! ```text
+//!   QueuePair ── Op ──▶ slot (owns the buffer) ── one doorbell ──▶ device
+//!                        ▲                                           │
+//!   OpFuture / next() ◀──┴──────── driver: poll, arm, poll ◀─────────┘  CompletionQueue
+//! ```
+//!
+//! An operation is submitted in one of two ways, and that decides where its end is told:
+//!
+//! - **A future an operation**: `qp.write(buf, to).await` gives the outcome and the buffer. The operation is submitted
+//!   by the call, not by the first poll, so that several overlap when they are made first and awaited later.
+//! - **A batch**: [`QueuePair::batch`], [`Batch::push`] with a [`user_data`](Op::user_data) each, [`Batch::submit`]:
+//!   one doorbell for all. Their completions, and only theirs, come from [`CompletionQueue::next`].
+//!
+//! Every operation is signalled and ends exactly once (R2). A queue pair posts at most as many as its queues hold; what
+//! comes above that waits in order, inside of the ring ([`OpFuture`], [`Batch::push_wait`]), or comes back as
+//! [`OpError::Full`] ([`Batch::push`], [`QueuePair::try_submit`]).
+//!
+//! # Send, Sync
+//!
+//! | type | `Send` | `Sync` | |
+//! |---|---|---|---|
+//! | [`CompletionQueue`] | yes | yes | `Clone`: the same queue |
+//! | [`QueuePair`] | yes | yes | methods take `&self`; share it in an `Arc` |
+//! | [`OpFuture`] | yes | yes | may be awaited elsewhere than where it was made |
+//! | [`Op`], [`Completion`], [`Rejected`] | yes | yes | |
+//! | [`Batch`] | yes | yes | borrows its queue pair |
+//!
+//! # Cancel safety
+//!
+//! | dropped | what happens |
+//! |---|---|
+//! | [`OpFuture`], posted | the device finishes it; the buffer is released then; nobody is told |
+//! | [`OpFuture`], waiting for room | it is never posted; the buffer is dropped |
+//! | [`Batch`] | what was not submitted is not submitted; buffers are dropped |
+//! | [`Batch::push_wait`] | the operation is not submitted; its buffer is dropped; earlier ones may be submitted |
+//! | [`CompletionQueue::next`] | no completion is lost |
+//! | [`QueuePair`] | closed: outstanding operations are flushed and end, then it is destroyed; nothing blocks |
+//! | [`CompletionQueue`] | its driver ends after the last queue pair |
+//! | `close()` of either | it is closed all the same |
+//!
+//! `mem::forget` of any of them leaks at most the buffers and the slots that it holds; no other operation waits for it.
+//!
+//! # Runtime
+//!
+//! [`CompletionQueue::new`] needs a tokio runtime, `current_thread` or multi-thread, with I/O and time enabled, and
+//! spawns its driver there. Submitting needs none. Futures can be awaited on any runtime, or by any executor, as long
+//! as the queue's own runtime runs; a program that uses two runtimes gives each its queues, or lets one drive for
+//! both. When the driving runtime is dropped, queue pairs of its queues are moved to the error state, a thread waits for
+//! what the device still has, and then the operations end with [`OpError::RuntimeGone`], with their buffers.
+//! `close().await` before that is the graceful way.
+//!
+//! # Spinning
+//!
+//! With a budget ([`CqConfig::spin`]) a pending await polls the device itself for that long before it sleeps. It
+//! lowers latency and occupies the worker thread meanwhile. Without (the default), waiting costs no CPU.
+//!
+//! [`OpError::Full`]: crate::error::OpError::Full
+//! [`OpError::RuntimeGone`]: crate::error::OpError::RuntimeGone
+
+mod batch;
+mod buffer;
 mod cause;
+mod completion;
+mod cq_core;
+mod future;
+mod gate;
+mod op;
+mod qp_core;
 mod send_queue;
+mod slots;
+mod state;
 mod wr_id;
+
+pub use crate::completion_queue::{CompletionQueue, CqConfig};
+pub use crate::queue_pair::{ConnectOptions, QpConfig, QpEndpoint, QueuePair, Role};
+pub use batch::Batch;
+pub use buffer::Buffer;
+pub use completion::{Completed, Completion, Opcode};
+pub use future::{OpFuture, OpResult};
+pub use op::{Op, Rejected};
+pub use state::CqStats;
+
+pub(crate) use cause::FirstCause;
+pub(crate) use cq_core::CqCore;
+pub(crate) use qp_core::{QpCore, Side};
+#[allow(unused_imports)] // Consumer: kv.
 pub(crate) use send_queue::SendQueue;
-pub(crate) use wr_id::{Key, WrId, next_qp_generation};
+pub(crate) use state::{HalfId, Tie, TooSmall};
+pub(crate) use wr_id::next_qp_generation;
+#[allow(unused_imports)] // Consumer: kv.
+pub(crate) use wr_id::{Key, WrId};
+
+/// Entries of a completion queue that a work request id can tell apart.
+pub(crate) const MAX_CQ_ENTRIES: u32 = 1 << wr_id::INDEX_BITS;

@@ -1,0 +1,352 @@
+//! The part of a completion queue that its driver, its queue pairs and its futures share: polling and waking.
+//!
+//! Two locks. `poller` is the driver's: whoever holds it polls the device's queue; it is never held while a waker
+//! fires, a buffer drops or a queue pair posts. `ring` protects the state and is held for a batch of completions, or
+//! for one submission. `poller` before `ring`; neither across an await.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use super::completion::Completion;
+use super::gate::Gate;
+use super::qp_core::{QpCore, settle};
+use super::state::{Effects, Ring};
+use crate::device::Device;
+use crate::error::{DeviceError, OpError};
+use crate::memory::AnySlice;
+use crate::provider::{self, Armed, Cqe, WcStatus};
+use crate::reactor::{self, Drive, DriverHandle, Step};
+use crate::sync::{Arc, Mutex};
+
+pub(crate) type Fx = Effects<Arc<QpCore>, AnySlice>;
+
+/// Completions taken from the device at once.
+const BATCH: usize = 64;
+/// Batches of one slice; then the driver yields (R9).
+const BATCHES: usize = 4;
+
+#[derive(Debug)]
+pub(crate) struct CqCore {
+    pub(crate) ring: Mutex<Ring<Arc<QpCore>, AnySlice>>,
+    poller: Mutex<Poller>,
+    /// Queue pairs that are closing, and when they are destroyed at the latest.
+    closing: Mutex<Vec<(Instant, Arc<QpCore>)>>,
+    has_closing: AtomicBool,
+    cq: provider::Cq,
+    pub(crate) device: Device,
+    pub(crate) capacity: u32,
+    spin: Duration,
+    driver: OnceLock<DriverHandle>,
+    drained: Gate,
+}
+
+#[derive(Debug)]
+struct Poller {
+    cqes: Box<[Cqe]>,
+    fx: Fx,
+}
+
+impl CqCore {
+    /// Creates the queue and starts its driver on the current runtime.
+    pub(crate) fn start(device: &Device, capacity: u32, spin: Duration) -> Result<Arc<Self>, DeviceError> {
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| DeviceError::NoRuntime)?;
+        let channel = device.provider().create_channel()?;
+        let cq = channel.create_cq(capacity)?;
+        let this = Arc::new(Self {
+            ring: Mutex::new(Ring::new(capacity)),
+            poller: Mutex::new(Poller { cqes: vec![Cqe::default(); BATCH].into_boxed_slice(), fx: Fx::default() }),
+            closing: Mutex::new(Vec::new()),
+            has_closing: AtomicBool::new(false),
+            cq,
+            device: device.clone(),
+            capacity,
+            spin,
+            driver: OnceLock::new(),
+            drained: Gate::new(),
+        });
+        let handle = reactor::spawn(&runtime, channel, this.clone())?;
+        // Set once, here; a nudge before this would only repeat the driver's first slice.
+        let _ = this.driver.set(handle);
+        Ok(this)
+    }
+
+    pub(crate) fn provider(&self) -> &provider::Cq {
+        &self.cq
+    }
+
+    pub(crate) fn nudge(&self) {
+        if let Some(driver) = self.driver.get() {
+            driver.nudge();
+        }
+    }
+
+    // Closing.
+
+    /// Takes no more queue pairs; `close_queue_pairs` also closes those that there are.
+    pub(crate) fn close(&self, close_queue_pairs: bool) {
+        let (queue_pairs, mut fx) = {
+            let mut ring = self.ring.lock();
+            ring.closed = true;
+            let mut fx = Fx::default();
+            ring.wake_waiters(&mut fx);
+            (if close_queue_pairs { ring.queue_pairs() } else { Vec::new() }, fx)
+        };
+        fx.fire();
+        queue_pairs.iter().for_each(QpCore::close);
+        self.nudge();
+    }
+
+    pub(crate) async fn drained(&self) {
+        self.drained.wait().await;
+    }
+
+    pub(super) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
+        self.closing.lock().push((until, qp));
+        self.has_closing.store(true, Ordering::Release);
+    }
+
+    pub(super) fn forget_closing(&self, qp: &QpCore) {
+        let mut closing = self.closing.lock();
+        let gone: Vec<_> = closing.extract_if(.., |(_, q)| std::ptr::eq(&**q, qp)).collect();
+        self.has_closing.store(!closing.is_empty(), Ordering::Release);
+        drop(closing);
+        drop(gone);
+    }
+
+    fn kill_overdue(&self, now: Instant) {
+        if !self.has_closing.load(Ordering::Acquire) {
+            return;
+        }
+        let overdue: Vec<Arc<QpCore>> =
+            self.closing.lock().iter().filter(|(at, _)| *at <= now).map(|(_, qp)| qp.clone()).collect();
+        for qp in overdue {
+            tracing::warn!(qp_num = qp.tie.qp_num, "a closing queue pair did not drain in time: destroyed as it is");
+            qp.kill(None);
+        }
+    }
+
+    // Polling.
+
+    /// One bounded slice by whoever holds the poller. With `arm`, `Idle` means: armed, and empty after that.
+    fn slice(&self, mut poller: MutexGuard<'_, Poller>, arm: bool) -> Step {
+        let polled = self.poll_batches(&mut poller, arm);
+        let mut fx = std::mem::take(&mut poller.fx);
+        drop(poller);
+        let step = match polled {
+            // What is posted now may complete at once, without an event.
+            Ok(Step::Idle) if !fx.attention.is_empty() => Step::More,
+            Ok(step) => step,
+            Err(error) => {
+                self.device_failed(&error);
+                Step::More
+            }
+        };
+        settle(&mut fx);
+        // Give the vectors back, so that steady state allocates nothing.
+        if let Some(mut poller) = self.poller.try_lock()
+            && poller.fx.wakers.capacity() == 0
+        {
+            poller.fx = fx;
+        }
+        step
+    }
+
+    fn poll_batches(&self, poller: &mut Poller, arm: bool) -> io::Result<Step> {
+        let mut armed = false;
+        for _ in 0..BATCHES {
+            let n = self.cq.poll(&mut poller.cqes)?;
+            if n > 0 {
+                armed = false;
+                self.absorb(&poller.cqes[..n], &mut poller.fx);
+                continue;
+            }
+            self.ring.lock().polled_empty();
+            if !arm {
+                return Ok(Step::Idle);
+            }
+            // Poll, arm, poll again (R3). On a software transport the second poll may have stopped in the middle of
+            // I/O that raises no event any more; arming once more asks for that too.
+            match self.cq.arm()? {
+                Armed::More => return Ok(Step::More),
+                Armed::Armed if armed => return Ok(Step::Idle),
+                Armed::Armed => armed = true,
+            }
+        }
+        Ok(Step::More)
+    }
+
+    fn absorb(&self, cqes: &[Cqe], fx: &mut Fx) {
+        let flushed = cqes.iter().any(|c| c.status == WcStatus::Flushed);
+        if flushed {
+            self.fetch_causes();
+        }
+        let mut ring = self.ring.lock();
+        cqes.iter().for_each(|cqe| ring.complete(cqe, fx));
+    }
+
+    /// Before flushed completions are handed out: a queue pair whose other side is served by another queue may have
+    /// failed there. Looks there first, so that the flushed ones can carry the cause (R6).
+    fn fetch_causes(&self) {
+        let queue_pairs = self.ring.lock().queue_pairs();
+        for qp in queue_pairs {
+            for other in [&qp.send.cq, &qp.recv.cq] {
+                if !std::ptr::eq(&**other, self) && qp.tie.cause.get().is_none() && !qp.tie.is_closing() {
+                    other.absorb_now();
+                }
+            }
+        }
+    }
+
+    /// Takes the completions that are there, without waking anybody: the driver is nudged to do that. Takes no lock
+    /// that a poster holds. Does nothing when somebody else is polling.
+    pub(super) fn absorb_now(&self) {
+        let Some(mut poller) = self.poller.try_lock() else { return };
+        let Poller { cqes, fx } = &mut *poller;
+        for _ in 0..BATCHES {
+            match self.cq.poll(cqes) {
+                Ok(n) if n > 0 => {
+                    let mut ring = self.ring.lock();
+                    cqes[..n].iter().for_each(|cqe| ring.complete(cqe, fx));
+                }
+                _ => break,
+            }
+        }
+        drop(poller);
+        self.nudge();
+    }
+
+    /// The device's queue cannot be polled any more: nothing that is outstanding will complete.
+    fn device_failed(&self, error: &io::Error) {
+        tracing::error!(%error, "polling a completion queue failed: its queue pairs are destroyed");
+        self.end_all(|qp_num| Some(OpError::Post { qp_num, reason: error.to_string() }));
+    }
+
+    fn end_all(&self, error: impl Fn(u32) -> Option<OpError>) {
+        self.close(false);
+        let queue_pairs = self.ring.lock().queue_pairs();
+        queue_pairs.iter().for_each(|qp| qp.kill(error(qp.tie.qp_num)));
+        self.close(false);
+    }
+
+    /// Polls for as long as the spin budget lasts, until `done`. Then sleeping is for the driver, armed.
+    pub(super) fn spin_until(&self, mut done: impl FnMut() -> bool) -> bool {
+        if self.spin.is_zero() {
+            return false;
+        }
+        let until = Instant::now() + self.spin;
+        loop {
+            if let Some(poller) = self.poller.try_lock() {
+                self.slice(poller, false);
+            }
+            if done() {
+                return true;
+            }
+            if Instant::now() >= until {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        if self.drive(Instant::now()) != Step::Idle {
+            self.nudge();
+        }
+        done()
+    }
+
+    // Tagged completions.
+
+    pub(crate) fn try_next(&self) -> Option<Completion> {
+        let mut fx = Fx::default();
+        let next = {
+            let mut ring = self.ring.lock();
+            let next = ring.take_ready();
+            if ring.is_over() {
+                ring.wake_waiters(&mut fx);
+            }
+            next
+        };
+        fx.fire();
+        next.map(|(user_data, result, buf)| Completion { user_data, result, buf })
+    }
+
+    pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Completion>> {
+        let coop = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+        let mut next = self.try_next();
+        if next.is_none() && self.spin_until(|| self.ring.lock().has_ready()) {
+            next = self.try_next();
+        }
+        if next.is_none() {
+            let mut ring = self.ring.lock();
+            if !ring.has_ready() {
+                if ring.is_over() {
+                    return Poll::Ready(None);
+                }
+                ring.wait_ready(cx.waker());
+                return Poll::Pending;
+            }
+            drop(ring);
+            next = self.try_next();
+        }
+        if next.is_none() {
+            // Another task took it in between.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        coop.made_progress();
+        Poll::Ready(next)
+    }
+}
+
+impl Drive for CqCore {
+    fn drive(&self, now: Instant) -> Step {
+        self.kill_overdue(now);
+        let step = self.slice(self.poller.lock(), true);
+        if step == Step::Idle {
+            let ring = self.ring.lock();
+            if ring.closed && !ring.has_halves() {
+                drop(ring);
+                self.drained.open();
+                return Step::Done;
+            }
+        }
+        step
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        if !self.has_closing.load(Ordering::Acquire) {
+            return None;
+        }
+        self.closing.lock().iter().map(|(at, _)| *at).min()
+    }
+
+    fn runtime_gone(&self) {
+        let mut fx = Fx::default();
+        let queue_pairs = {
+            let mut ring = self.ring.lock();
+            ring.gone = true;
+            ring.wake_waiters(&mut fx);
+            ring.queue_pairs()
+        };
+        for qp in queue_pairs {
+            qp.set_error();
+            qp.end_queued();
+        }
+        fx.fire();
+    }
+
+    fn is_drained(&self) -> bool {
+        let drained = self.ring.lock().all_drained();
+        if drained {
+            self.drained.open();
+        }
+        drained
+    }
+
+    fn abandon(&self) {
+        self.end_all(|_| None);
+        self.drained.open();
+    }
+}

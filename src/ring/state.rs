@@ -1,0 +1,575 @@
+//! The state of one ring: slots, credits, ready completions. What every lock of a completion queue protects.
+//!
+//! A **half** is one side of a queue pair (its send queue or its receive queue) at the completion queue that serves
+//! it. A half has `depth` credits; an operation takes one when it is posted and gives it back when it completes, so
+//! that a queue is never overrun (R4). Operations without a credit wait in the half's queue, first come first served,
+//! and belong to the ring while they wait: a future that is dropped, or forgotten, holds nobody up.
+//!
+//! Deterministic: nothing here blocks, posts, wakes or drops a buffer. What follows from a call is collected in
+//! [`Effects`], which the caller carries out after it has released the lock. Imports no tokio and no provider object;
+//! generic over the queue pair `Q` and the buffer `B`.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+use super::cause::FirstCause;
+use super::completion::{Completed, Opcode};
+use super::slots::{NIL, Owner, Phase, Slots, Wr, WrKind};
+use super::wr_id::{Key, WrId};
+use crate::error::OpError;
+use crate::provider::{Cqe, SendOp, WcOpcode, WcStatus};
+use crate::sync::Arc;
+
+/// What both halves of a queue pair know of each other.
+#[derive(Debug)]
+pub(crate) struct Tie {
+    pub(crate) qp_num: u32,
+    pub(crate) generation: u32,
+    pub(crate) cause: FirstCause,
+    /// Closed or dropped by us. Set before either half's lock is taken to end what is queued.
+    pub(crate) closing: std::sync::atomic::AtomicBool,
+}
+
+impl Tie {
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(std::sync::atomic::Ordering::Acquire)
+    }
+}
+
+/// What is to be done after the lock is released. Reused.
+#[derive(Debug)]
+pub(crate) struct Effects<Q, B> {
+    pub(crate) wakers: Vec<Waker>,
+    /// Wakers that were replaced: only dropped.
+    replaced: Vec<Waker>,
+    pub(crate) bufs: Vec<B>,
+    /// Halves (queue pair, is the receive side) that may have queued work to post, or be drained.
+    pub(crate) attention: Vec<(Q, bool)>,
+}
+
+impl<Q, B> Default for Effects<Q, B> {
+    fn default() -> Self {
+        Self { wakers: Vec::new(), replaced: Vec::new(), bufs: Vec::new(), attention: Vec::new() }
+    }
+}
+
+impl<Q, B> Effects<Q, B> {
+    /// Wakes and drops. `attention` is the caller's to serve.
+    pub(crate) fn fire(&mut self) {
+        self.wakers.drain(..).for_each(Waker::wake);
+        self.replaced.clear();
+        self.bufs.clear();
+    }
+}
+
+/// A half of this ring: indices are used again, the tag is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HalfId {
+    index: u32,
+    tag: u32,
+}
+
+#[derive(Debug)]
+struct Half<Q> {
+    tag: u32,
+    /// `None` between reservation and the queue pair's creation.
+    qp: Option<Q>,
+    tie: Option<Arc<Tie>>,
+    recv: bool,
+    depth: u32,
+    outstanding: u32,
+    head: u32,
+    tail: u32,
+    /// Already in `Effects::attention`.
+    noted: bool,
+}
+
+/// Where a submitted operation went.
+#[derive(Debug)]
+pub(crate) enum Submitted {
+    /// The caller posts it with this id, and calls [`Ring::fail`] if it cannot.
+    Post(Key, u64),
+    /// Queued: the driver posts it.
+    Queued(Key),
+}
+
+/// Counters of a completion queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CqStats {
+    /// Completions that were matched to an operation.
+    pub completions: u64,
+    /// Completions of operations that had ended before: their queue pair was destroyed with them in flight (R5).
+    pub stale: u64,
+    /// The most work requests that were outstanding at once, over all queue pairs.
+    pub peak_outstanding: u32,
+}
+
+/// A refused reservation (R4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooSmall {
+    pub(crate) capacity: u32,
+    pub(crate) committed: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Ring<Q, B> {
+    slots: Slots<B>,
+    halves: Vec<Option<Half<Q>>>,
+    next_tag: u32,
+    ready: VecDeque<(u64, Result<Completed, OpError>, Option<B>)>,
+    /// Tasks in `next()`.
+    waiters: Vec<Waker>,
+    /// Tagged operations that have not ended.
+    tagged: u32,
+    outstanding: u32,
+    capacity: u32,
+    committed: u32,
+    /// Of `committed`: entries of destroyed queue pairs whose completions may still be in the queue.
+    lingering: u32,
+    pub(crate) closed: bool,
+    pub(crate) gone: bool,
+    pub(crate) stats: CqStats,
+}
+
+impl<Q: Clone, B> Ring<Q, B> {
+    pub(crate) fn new(capacity: u32) -> Self {
+        let reserve = (capacity as usize).min(1024);
+        Self {
+            slots: Slots::with_capacity(reserve),
+            halves: Vec::new(),
+            next_tag: 0,
+            ready: VecDeque::with_capacity(reserve),
+            waiters: Vec::new(),
+            tagged: 0,
+            outstanding: 0,
+            capacity,
+            committed: 0,
+            lingering: 0,
+            closed: false,
+            gone: false,
+            stats: CqStats::default(),
+        }
+    }
+
+    // Halves.
+
+    /// Reserves `depth` entries for a half.
+    pub(crate) fn reserve(&mut self, recv: bool, depth: u32) -> Result<HalfId, TooSmall> {
+        let committed = self.committed;
+        let total = committed.checked_add(depth).filter(|&n| n <= self.capacity);
+        self.committed = total.ok_or(TooSmall { capacity: self.capacity, committed })?;
+        self.next_tag = self.next_tag.wrapping_add(1);
+        let tag = self.next_tag;
+        let half =
+            Half { tag, qp: None, tie: None, recv, depth, outstanding: 0, head: NIL, tail: NIL, noted: false };
+        let index = match self.halves.iter().position(Option::is_none) {
+            Some(free) => {
+                self.halves[free] = Some(half);
+                free
+            }
+            None => {
+                self.halves.push(Some(half));
+                self.halves.len() - 1
+            }
+        };
+        Ok(HalfId { index: index as u32, tag })
+    }
+
+    pub(crate) fn bind(&mut self, half: HalfId, qp: Q, tie: Arc<Tie>) {
+        let half = self.half(half.index);
+        half.qp = Some(qp);
+        half.tie = Some(tie);
+    }
+
+    /// Ends a half: nothing of it is outstanding or queued. When `linger`, its completions may still be in the queue,
+    /// and its entries are given back after the queue was seen empty.
+    pub(crate) fn release(&mut self, half: HalfId, linger: bool) -> Option<Q> {
+        self.find(half)?;
+        let half = self.halves[half.index as usize].take()?;
+        debug_assert!(half.outstanding == 0 && half.head == NIL, "a half is released when it is drained");
+        if linger {
+            self.lingering += half.depth;
+        } else {
+            self.committed -= half.depth;
+        }
+        half.qp
+    }
+
+    /// The queue was polled and empty: stale completions are gone.
+    pub(crate) fn polled_empty(&mut self) {
+        self.committed -= std::mem::take(&mut self.lingering);
+    }
+
+    pub(crate) fn has_halves(&self) -> bool {
+        self.halves.iter().any(Option::is_some)
+    }
+
+    pub(crate) fn queue_pairs(&self) -> Vec<Q> {
+        self.halves.iter().flatten().filter_map(|h| h.qp.clone()).collect()
+    }
+
+    pub(crate) fn is_drained(&self, half: HalfId) -> bool {
+        self.find(half).is_none_or(|h| h.outstanding == 0 && h.head == NIL)
+    }
+
+    pub(crate) fn all_drained(&self) -> bool {
+        self.halves.iter().flatten().all(|h| h.outstanding == 0 && h.head == NIL)
+    }
+
+    /// Operations that a half takes now without queueing them.
+    pub(crate) fn room(&self, half: HalfId) -> u32 {
+        self.find(half).map_or(0, |h| if h.head == NIL { h.depth - h.outstanding } else { 0 })
+    }
+
+    pub(crate) fn depth(&self, half: HalfId) -> u32 {
+        self.find(half).map_or(0, |h| h.depth)
+    }
+
+    /// Takes no more queue pairs.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.closed || self.gone
+    }
+
+    /// Whether a queue pair's operations are taken at all.
+    pub(crate) fn check_open(&self, tie: &Tie) -> Result<(), OpError> {
+        refusal(tie, self.gone).map_or(Ok(()), Err)
+    }
+
+    /// Tagged operations that can be submitted before completions are taken with `next()`.
+    pub(crate) fn tagged_room(&self) -> u32 {
+        self.capacity.saturating_sub(self.tagged).saturating_sub(self.ready.len().min(u32::MAX as usize) as u32)
+    }
+
+    fn find(&self, id: HalfId) -> Option<&Half<Q>> {
+        self.halves.get(id.index as usize)?.as_ref().filter(|h| h.tag == id.tag)
+    }
+
+    fn half(&mut self, half: u32) -> &mut Half<Q> {
+        self.halves[half as usize].as_mut().expect("a half lives as long as its queue pair")
+    }
+
+    // Submission.
+
+    /// Takes an operation. An error gives the buffer back; nothing was queued then.
+    pub(crate) fn submit(
+        &mut self,
+        id: HalfId,
+        tie: &Tie,
+        wr: Wr,
+        owner: Owner,
+        buf: Option<B>,
+    ) -> Result<Submitted, (OpError, Option<B>)> {
+        if let Some(error) = refusal(tie, self.gone) {
+            return Err((error, buf));
+        }
+        let Some(h) = self.find(id) else { return Err((OpError::Closed { qp_num: tie.qp_num }, buf)) };
+        let half = id.index;
+        let (post, recv, depth) = (h.head == NIL && h.outstanding < h.depth, h.recv, h.depth);
+        let is_tagged = matches!(owner, Owner::Tagged { .. });
+        let key = self.slots.insert(half, wr, owner, buf).map_err(|buf| {
+            let queue = if recv { "receive" } else { "send" };
+            (OpError::Full { qp_num: tie.qp_num, queue, depth }, buf)
+        })?;
+        self.tagged += u32::from(is_tagged);
+        if post {
+            self.mark_posted(key, half);
+            let id = WrId { recv, key, qp_generation: tie.generation };
+            return Ok(Submitted::Post(key, id.encode()));
+        }
+        let h = self.half(half);
+        let tail = std::mem::replace(&mut h.tail, key.index);
+        if tail == NIL {
+            h.head = key.index;
+        } else {
+            self.slots.at(tail).next = key.index;
+        }
+        Ok(Submitted::Queued(key))
+    }
+
+    fn mark_posted(&mut self, key: Key, half: u32) {
+        self.slots.at(key.index).phase = Phase::Posted;
+        self.half(half).outstanding += 1;
+        self.outstanding += 1;
+        self.stats.peak_outstanding = self.stats.peak_outstanding.max(self.outstanding);
+    }
+
+    /// The next queued operation of a half that has a credit, now posted: the caller posts it.
+    pub(crate) fn next_queued(&mut self, id: HalfId, fx: &mut Effects<Q, B>) -> Option<(Key, u64, Wr)> {
+        let half = id.index;
+        loop {
+            let h = self.find(id)?;
+            if h.outstanding >= h.depth {
+                return None;
+            }
+            let (recv, generation) = (h.recv, h.tie.as_ref()?.generation);
+            let key = self.unqueue(half)?;
+            let slot = self.slots.at(key.index);
+            match &mut slot.owner {
+                Owner::Ignored => {
+                    self.discard(key, fx);
+                    continue;
+                }
+                Owner::Tagged { submitter, .. } => fx.wakers.extend(submitter.take()),
+                Owner::Future(_) => {}
+            }
+            let wr = slot.wr;
+            self.mark_posted(key, half);
+            return Some((key, WrId { recv, key, qp_generation: generation }.encode(), wr));
+        }
+    }
+
+    fn unqueue(&mut self, half: u32) -> Option<Key> {
+        let index = self.half(half).head;
+        if index == NIL {
+            return None;
+        }
+        let next = std::mem::replace(&mut self.slots.at(index).next, NIL);
+        let h = self.half(half);
+        h.head = next;
+        if next == NIL {
+            h.tail = NIL;
+        }
+        Some(self.slots.key_at(index))
+    }
+
+    /// Ends everything that is queued and not posted, when the half takes nothing any more.
+    pub(crate) fn end_queued(&mut self, id: HalfId, fx: &mut Effects<Q, B>) {
+        let Some(tie) = self.find(id).and_then(|h| h.tie.clone()) else { return };
+        if let Some(error) = refusal(&tie, self.gone) {
+            while let Some(key) = self.unqueue(id.index) {
+                self.end(key, Err(error.clone()), fx);
+            }
+        }
+    }
+
+    // Ends.
+
+    /// A completion of the device.
+    pub(crate) fn complete(&mut self, cqe: &Cqe, fx: &mut Effects<Q, B>) {
+        let id = WrId::decode(cqe.wr_id);
+        let Some((half, wr)) = self.slots.get(id.key).filter(|s| matches!(s.phase, Phase::Posted)).map(|s| (s.half, s.wr))
+        else {
+            self.stats.stale += 1;
+            return;
+        };
+        let gone = self.gone;
+        let tie = match self.halves[half as usize].as_ref().and_then(|h| h.tie.clone()) {
+            Some(tie) if tie.generation == id.qp_generation => tie,
+            _ => {
+                self.stats.stale += 1;
+                return;
+            }
+        };
+        self.stats.completions += 1;
+        let result = match tie.cause.outcome(tie.qp_num, cqe.status, cqe.vendor_err) {
+            Ok(()) => Ok(completed(cqe, &wr)),
+            Err(_) if cqe.status == WcStatus::Flushed && gone => Err(OpError::RuntimeGone),
+            Err(OpError::Flushed { cause: None, .. }) if tie.is_closing() => Err(OpError::Closed { qp_num: tie.qp_num }),
+            Err(error) => Err(error),
+        };
+        self.retire(id.key, half, result, fx);
+    }
+
+    /// Ends an operation that [`submit`](Self::submit) or [`next_queued`](Self::next_queued) said to post and that
+    /// was not posted, or whose queue pair is destroyed.
+    pub(crate) fn fail(&mut self, key: Key, error: OpError, fx: &mut Effects<Q, B>) {
+        if let Some(half) = self.slots.get(key).filter(|s| matches!(s.phase, Phase::Posted)).map(|s| s.half) {
+            self.retire(key, half, Err(error), fx);
+        }
+    }
+
+    /// Ends every posted operation of a half: its queue pair is destroyed, so that no device touches its buffers.
+    pub(crate) fn fail_posted(&mut self, id: HalfId, error: &OpError, fx: &mut Effects<Q, B>) {
+        if self.find(id).is_none() {
+            return;
+        }
+        for key in self.slots.posted_of(id.index) {
+            self.retire(key, id.index, Err(error.clone()), fx);
+        }
+    }
+
+    /// Gives the credit back, then ends the operation.
+    fn retire(&mut self, key: Key, half: u32, result: Result<Completed, OpError>, fx: &mut Effects<Q, B>) {
+        self.outstanding -= 1;
+        let h = self.half(half);
+        h.outstanding -= 1;
+        let waiting = h.head != NIL || h.tie.as_ref().is_some_and(|t| t.is_closing());
+        if waiting && !h.noted {
+            h.noted = true;
+            let recv = h.recv;
+            fx.attention.extend(h.qp.clone().map(|qp| (qp, recv)));
+        }
+        self.end(key, result, fx);
+    }
+
+    /// The half is being served: note it again at the next completion.
+    pub(crate) fn served(&mut self, id: HalfId) {
+        if self.find(id).is_some() {
+            self.half(id.index).noted = false;
+        }
+    }
+
+    fn end(&mut self, key: Key, result: Result<Completed, OpError>, fx: &mut Effects<Q, B>) {
+        let slot = self.slots.at(key.index);
+        match &mut slot.owner {
+            Owner::Future(waker) => {
+                fx.wakers.extend(waker.take());
+                slot.phase = Phase::Done(result);
+            }
+            Owner::Ignored => self.discard(key, fx),
+            Owner::Tagged { user_data, submitter } => {
+                let user_data = *user_data;
+                fx.wakers.extend(submitter.take());
+                let (_, _, buf) = self.slots.remove(key).expect("the slot is in use");
+                self.tagged -= 1;
+                self.push_ready(user_data, result, buf, fx);
+            }
+        }
+    }
+
+    /// Adds a completion for `next()`.
+    pub(crate) fn push_ready(
+        &mut self,
+        user_data: u64,
+        result: Result<Completed, OpError>,
+        buf: Option<B>,
+        fx: &mut Effects<Q, B>,
+    ) {
+        self.ready.push_back((user_data, result, buf));
+        fx.wakers.append(&mut self.waiters);
+    }
+
+    fn discard(&mut self, key: Key, fx: &mut Effects<Q, B>) {
+        if let Some((_, _, buf)) = self.slots.remove(key) {
+            fx.bufs.extend(buf);
+        }
+    }
+
+    // The owners' side.
+
+    /// The result of a future's operation, which frees the slot; or `None` and the waker is kept.
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn poll_op(
+        &mut self,
+        key: Key,
+        waker: &Waker,
+        fx: &mut Effects<Q, B>,
+    ) -> Option<(Result<Completed, OpError>, Option<B>)> {
+        let slot = self.slots.get(key).expect("a future's slot lives until the future has its result");
+        if matches!(slot.phase, Phase::Done(_)) {
+            return match self.slots.remove(key) {
+                Some((Phase::Done(result), _, buf)) => Some((result, buf)),
+                _ => None,
+            };
+        }
+        if let Owner::Future(kept) = &mut slot.owner
+            && !kept.as_ref().is_some_and(|w| w.will_wake(waker))
+        {
+            // A waker is the user's code: not dropped under the lock.
+            fx.replaced.extend(kept.replace(waker.clone()));
+        }
+        None
+    }
+
+    pub(crate) fn is_done(&mut self, key: Key) -> bool {
+        self.slots.get(key).is_none_or(|s| matches!(s.phase, Phase::Done(_)))
+    }
+
+    /// The future is dropped. A queued operation is never posted; a posted one keeps its buffer until it completes.
+    pub(crate) fn abandon_op(&mut self, key: Key, fx: &mut Effects<Q, B>) {
+        let Some(slot) = self.slots.get(key) else { return };
+        match slot.phase {
+            Phase::Done(_) => self.discard(key, fx),
+            Phase::Queued => self.cancel_queued(key, fx),
+            Phase::Posted => {
+                if let Owner::Future(Some(waker)) = std::mem::replace(&mut slot.owner, Owner::Ignored) {
+                    fx.replaced.push(waker);
+                }
+            }
+            Phase::Free => {}
+        }
+    }
+
+    /// Cancels an operation that still waits for a credit. Its place in the queue is passed over when its turn comes;
+    /// the buffer can go now.
+    pub(crate) fn cancel_queued(&mut self, key: Key, fx: &mut Effects<Q, B>) {
+        let Some(slot) = self.slots.get(key).filter(|s| matches!(s.phase, Phase::Queued)) else { return };
+        fx.bufs.extend(slot.buf.take());
+        match std::mem::replace(&mut slot.owner, Owner::Ignored) {
+            Owner::Future(waker) => fx.replaced.extend(waker),
+            Owner::Tagged { submitter, .. } => {
+                fx.replaced.extend(submitter);
+                self.tagged -= 1;
+            }
+            Owner::Ignored => {}
+        }
+    }
+
+    /// Whether a tagged operation has been posted (or has ended); otherwise the waker is kept.
+    pub(crate) fn poll_posted(&mut self, key: Key, waker: &Waker) -> bool {
+        match self.slots.get(key) {
+            Some(slot) if matches!(slot.phase, Phase::Queued) => {
+                if let Owner::Tagged { submitter, .. } = &mut slot.owner {
+                    *submitter = Some(waker.clone());
+                }
+                false
+            }
+            _ => true,
+        }
+    }
+
+    #[allow(clippy::type_complexity)]
+    pub(crate) fn take_ready(&mut self) -> Option<(u64, Result<Completed, OpError>, Option<B>)> {
+        self.ready.pop_front()
+    }
+
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Nothing is ready and nothing will be: closed or without a runtime, and no tagged operation is left.
+    pub(crate) fn is_over(&self) -> bool {
+        (self.closed || self.gone) && self.tagged == 0 && self.ready.is_empty()
+    }
+
+    pub(crate) fn wait_ready(&mut self, waker: &Waker) {
+        if !self.waiters.iter().any(|w| w.will_wake(waker)) {
+            self.waiters.push(waker.clone());
+        }
+    }
+
+    /// Wakes every task in `next()`.
+    pub(crate) fn wake_waiters(&mut self, fx: &mut Effects<Q, B>) {
+        fx.wakers.append(&mut self.waiters);
+    }
+}
+
+/// Why a half takes nothing more, if so.
+fn refusal(tie: &Tie, gone: bool) -> Option<OpError> {
+    if gone {
+        Some(OpError::RuntimeGone)
+    } else if tie.is_closing() {
+        Some(OpError::Closed { qp_num: tie.qp_num })
+    } else {
+        tie.cause.get().map(|_| tie.cause.flushed(tie.qp_num))
+    }
+}
+
+fn completed(cqe: &Cqe, wr: &Wr) -> Completed {
+    // The length is valid for receives only (verbs); we know what we posted.
+    let posted = wr.sge.map_or(0, |s| u64::from(s.len));
+    match wr.kind {
+        WrKind::Recv => {
+            let opcode = if cqe.opcode == WcOpcode::RecvWriteWithImm { Opcode::RecvWrite } else { Opcode::Recv };
+            Completed { opcode, bytes: u64::from(cqe.byte_len), imm: cqe.imm }
+        }
+        WrKind::Send(SendOp::Send { .. }) => Completed { opcode: Opcode::Send, bytes: posted, imm: None },
+        WrKind::Send(SendOp::Write { .. }) => Completed { opcode: Opcode::Write, bytes: posted, imm: None },
+        WrKind::Send(SendOp::Read { .. }) => Completed { opcode: Opcode::Read, bytes: posted, imm: None },
+    }
+}
+
+#[cfg(test)]
+#[path = "state_tests.rs"]
+mod tests;
