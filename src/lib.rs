@@ -16,3 +16,7 @@ mod provider;
 mod queue_pair;
 mod reactor;
 mod wire;
+
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz_api;

@@ -21,6 +21,8 @@ mod agree;
 mod deadline;
 mod error;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod gate;
 mod handshake;
 mod hello;
