@@ -17,3 +17,7 @@ mod queue_pair;
 mod reactor;
 mod sync;
 mod wire;
+
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz_api;

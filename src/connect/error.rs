@@ -5,6 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::error::QpError;
+
 /// Where a connect or an accept stood when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -224,6 +226,15 @@ pub enum ConnectError {
     },
     /// The peer cannot take a channel now.
     #[error("the peer is busy with other handshakes; retry later")]
+    /// Our queue pairs could not be created or connected.
+    #[error("the queue pairs could not be set up")]
+    Qp {
+        /// Why.
+        #[source]
+        source: QpError,
+    },
+    /// The listener has too many handshakes now.
+    #[error("too many handshakes at the listener at once; retry later")]
     Busy,
     /// The peer is closing.
     #[error("the peer is closing; connect to another one, or retry when it is back")]
@@ -249,6 +260,10 @@ impl ConnectError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Address { .. } | Self::Resources { .. } | Self::AddrInUse { .. } | Self::RefusedAsMalformed { .. } => Fault::Local,
+            Self::Address { .. }
+            | Self::AddrInUse { .. }
+            | Self::Qp { .. }
+            | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }
             | Self::TooLarge { .. }
             | Self::Truncated { .. }

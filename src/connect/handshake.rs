@@ -21,7 +21,7 @@ use super::reject::Reject;
 /// How long a connection lingers for its refusal to arrive.
 const LINGER: Duration = Duration::from_secs(1);
 /// How much unread input of a refused peer is taken, so that closing does not destroy the refusal on its way.
-const LINGER_BYTES: u64 = 64 << 10;
+const LINGER_BYTES: u64 = 2 * frame::MAX_BODY as u64;
 
 /// Whom the client wants to reach. Nothing given: whoever answers.
 #[derive(Clone, Debug, Default)]

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! `frame` is the framing, `hello` and `reject` are what travels, `agree` is what two hellos make
-//! together, `handshake` drives the four frames over any stream. Nothing here touches a provider: queue pairs
+//! together, `handshake` drives the four frames over any stream, `peers` keeps one connection a pair. Nothing here touches a provider: queue pairs
 //! are built by the caller, between the steps.
 
 // The channel (kv/) is the consumer: remove these two with it.
@@ -21,10 +21,13 @@ mod agree;
 mod deadline;
 mod error;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod gate;
 mod handshake;
 mod hello;
 mod oob;
+mod peers;
 mod random;
 mod reject;
 #[cfg(test)]
@@ -38,6 +41,7 @@ pub(crate) use self::{
     handshake::{Accepted, Expect, Incoming, Offer, ReplyReceived, client},
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
     oob::{OobListener, dial},
+    peers::{Claim, Peers},
     random::{random_psn, random_u64},
     reject::Reject,
 };

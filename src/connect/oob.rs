@@ -47,7 +47,8 @@ impl OobListener {
     }
 
     /// The next connection, whose handshake has `limit` from now. What a peer or a full descriptor table can
-    /// cause is not an error of the listener. Cancel safe.
+    /// cause is not an error of the listener. Run each handshake in a task of its own, so that a slow peer delays
+    /// nobody. Cancel safe.
     pub(crate) async fn accept(&self, limit: Duration) -> Result<Incoming<TcpStream>, ConnectError> {
         let (stream, peer) = self.accept_raw().await?;
         Ok(Incoming::new(stream, peer, self.gate.enter(), Deadline::after(limit)))

@@ -1,6 +1,7 @@
 //! The bootstrap over real sockets: good peers, bad peers, and what is left of a failed connect.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -322,6 +323,83 @@ async fn b1_case_26_an_address_that_swallows_packets_meets_the_deadline_while_ot
     };
     ended.unwrap();
     assert!(connects > 1, "the dial held the thread");
+}
+
+/// An endpoint as a channel's set-up uses the pieces: it serves one connection and dials one.
+struct Endpoint {
+    epoch: u64,
+    peers: Arc<Peers>,
+    listener: OobListener,
+}
+
+impl Endpoint {
+    async fn new(epoch: u64) -> Self {
+        Self { epoch, peers: Peers::new(epoch), listener: listener().await }
+    }
+
+    fn hello(&self, connection_id: u64) -> Hello {
+        Hello { epoch: self.epoch, connection_id, dead: vec![], ..sample() }
+    }
+
+    async fn serve(&self) -> Result<(u64, Claim), ConnectError> {
+        let offer = self.listener.accept(LONG).await?.hello(self.epoch).await?;
+        let id = offer.hello.connection_id;
+        let claim = match self.peers.claim(offer.hello.epoch, id, &offer.hello.dead) {
+            Ok(claim) => claim,
+            Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
+        };
+        offer.accept(&self.hello(id)).await?.finish().await?;
+        Ok((id, claim))
+    }
+
+    async fn connect(&self, to: &Endpoint, id: u64) -> Result<(u64, Claim), ConnectError> {
+        let stream = dial(&to.listener.local_addr().to_string(), far()).await?;
+        let got = client(stream, &self.hello(id), &Expect::default(), far()).await?;
+        let claim = match self.peers.claim(got.reply.epoch, id, &got.reply.dead) {
+            Ok(claim) => claim,
+            Err(winner) => return Err(got.reject(Reject::Duplicate { winner }).await),
+        };
+        got.ready().await?;
+        Ok((id, claim))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b3_case_24_simultaneous_connects_give_one_connection() {
+    let a = Arc::new(Endpoint::new(1).await);
+    let b = Arc::new(Endpoint::new(2).await);
+    for round in 0..200 {
+        let (id_a, id_b) = (1000 + round, 5000 + round);
+        let both = |x: &Arc<Endpoint>, y: &Arc<Endpoint>, id| {
+            let (x, y, x2) = (x.clone(), y.clone(), x.clone());
+            (
+                tokio::spawn(async move { x2.serve().await }),
+                tokio::spawn(async move { x.connect(&y, id).await }),
+            )
+        };
+        // Who starts first changes from round to round.
+        let ((serve_a, dial_a), (serve_b, dial_b)) = if round % 2 == 0 {
+            (both(&a, &b, id_a), both(&b, &a, id_b))
+        } else {
+            let of_b = both(&b, &a, id_b);
+            (both(&a, &b, id_a), of_b)
+        };
+        let at_a = [serve_a.await.unwrap(), dial_a.await.unwrap()];
+        let at_b = [serve_b.await.unwrap(), dial_b.await.unwrap()];
+        let kept = |ends: &[Result<(u64, Claim), ConnectError>; 2]| {
+            let ids: Vec<_> = ends.iter().flatten().map(|e| e.0).collect();
+            assert_eq!(ids.len(), 1, "round {round}: {ends:?}");
+            ids[0]
+        };
+        let winner = kept(&at_a);
+        assert_eq!(winner, kept(&at_b), "round {round}");
+        for end in at_a.iter().chain(&at_b) {
+            assert!(matches!(end, Ok(_) | Err(ConnectError::Duplicate { .. })), "{end:?}");
+            if let Err(ConnectError::Duplicate { winner: w }) = end {
+                assert_eq!(*w, winner);
+            }
+        }
+    }
 }
 
 fn open_descriptors() -> usize {

@@ -1,0 +1,53 @@
+//! Entry points of the fuzz targets, under `cfg(fuzzing)` and in tests only. Not part of the API.
+//!
+//! Each takes any bytes. It must not panic, and what it can decode must survive encoding and decoding again.
+
+use crate::kv::Grant;
+
+/// Frames of the bootstrap, and what they hold.
+pub fn hello(data: &[u8]) {
+    crate::connect::fuzz::frame(data);
+}
+
+/// `Grant::from_bytes`.
+pub fn grant(data: &[u8]) {
+    let Ok(grant) = Grant::from_bytes(data) else { return };
+    assert_eq!(Grant::from_bytes(&grant.to_bytes()).as_ref(), Ok(&grant));
+    // The views of it agree. A run can be as long as 2^32 blocks: look at its ends.
+    let mut position = 0;
+    for (start, len) in grant.runs() {
+        assert_eq!(grant.block_at(position), Some(start));
+        assert_eq!(grant.block_at(position + len - 1), Some(start + len - 1));
+        position += len;
+    }
+    assert_eq!((grant.len(), grant.block_at(position)), (position, None));
+}
+
+#[cfg(test)]
+mod tests {
+    /// Runs every committed input of a target.
+    fn corpus(target: &str, run: fn(&[u8])) {
+        let fuzz = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
+        if !fuzz.join("Cargo.toml").exists() {
+            // A published package is without it.
+            return;
+        }
+        let dir = fuzz.join("corpus").join(target);
+        let mut n = 0;
+        for entry in std::fs::read_dir(dir).unwrap() {
+            run(&std::fs::read(entry.unwrap().path()).unwrap());
+            n += 1;
+        }
+        assert_ne!(n, 0);
+    }
+
+    #[test]
+    fn b1_the_corpus_of_the_hello_target_passes() {
+        corpus("hello", super::hello);
+    }
+
+    #[test]
+    fn k6_the_corpus_of_the_grant_target_passes() {
+        corpus("grant", super::grant);
+    }
+}
