@@ -18,6 +18,7 @@ mod reactor;
 mod sync;
 mod wire;
 
+
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz_api;

@@ -217,21 +217,12 @@ pub enum ConnectError {
         /// What is missing, with both sides' values and the fix.
         what: String,
     },
-    /// This side could not create what a channel needs.
-    #[error("a channel's resources could not be created")]
+    /// This side could not create or connect what a channel needs.
+    #[error("the channel's resources could not be set up")]
     Resources {
         /// What failed, and the fix.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The peer cannot take a channel now.
-    #[error("the peer is busy with other handshakes; retry later")]
-    /// Our queue pairs could not be created or connected.
-    #[error("the queue pairs could not be set up")]
-    Qp {
-        /// Why.
-        #[source]
-        source: QpError,
     },
     /// The listener has too many handshakes now.
     #[error("too many handshakes at the listener at once; retry later")]
@@ -259,10 +250,9 @@ impl ConnectError {
     /// Who has to change something for a retry to succeed.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Address { .. } | Self::Resources { .. } | Self::AddrInUse { .. } | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::Address { .. }
             | Self::AddrInUse { .. }
-            | Self::Qp { .. }
+            | Self::Resources { .. }
             | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }
             | Self::TooLarge { .. }

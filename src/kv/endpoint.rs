@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::channel::{ChannelInner, KvChannel, PathFacts};
 use super::config::KvConfig;
 use super::driver::KvDriver;
-use super::peers::{Claim, Peers};
+use super::peers::{Answer, Peers};
 use super::pool::KvPool;
 use super::setup::{self, Built};
 use crate::connect::{
@@ -146,15 +146,36 @@ impl KvEndpoint {
     }
 }
 
-/// A claimed link: gives it back unless it became a channel.
-struct Claimed<'a> {
-    shared: &'a Arc<Shared>,
+const TO_ITSELF: &str = "an endpoint cannot connect to itself";
+
+/// A claimed pair: given back unless it became a channel.
+struct Claimed {
+    shared: Arc<Shared>,
     peer: u64,
     connection: u64,
     done: bool,
 }
 
-impl Drop for Claimed<'_> {
+impl Claimed {
+    /// Claims the pair for `connection`, or names the one that is kept. Waits for one that is coming to its end.
+    async fn take(
+        shared: &Arc<Shared>,
+        peer: &Hello,
+        connection: u64,
+        dead: &[u64],
+        deadline: Deadline,
+    ) -> Result<Result<Self, u64>, ConnectError> {
+        let answer = shared.peers.until(|| match shared.peers.claim(peer.epoch, connection, dead) {
+            Answer::Wait => None,
+            Answer::Taken(winner) => Some(Err(winner)),
+            Answer::Yes(()) => Some(Ok(())),
+        });
+        let answer = deadline.run(Stage::Hello, async { Ok(answer.await) }).await?;
+        Ok(answer.map(|()| Self { shared: shared.clone(), peer: peer.epoch, connection, done: false }))
+    }
+}
+
+impl Drop for Claimed {
     fn drop(&mut self) {
         if !self.done {
             self.shared.peers.release(self.peer, self.connection);
@@ -168,7 +189,6 @@ async fn dial_peer(
     expect: &Expect,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
-    let dialing = shared.peers.dialing();
     let stream = dial(target, deadline).await?;
     let mut built = setup::build(shared, shared.config.qps).await?;
     let connection = setup::new_id()?;
@@ -176,31 +196,20 @@ async fn dial_peer(
     let reply = client(stream, &ours, expect, deadline).await?;
     let (peer, agreed) = (reply.reply.clone(), reply.agreed);
     if peer.epoch == shared.epoch {
-        return Err(ConnectError::IdentityMismatch {
-            expected: "another endpoint".to_owned(),
-            got: "this endpoint itself".to_owned(),
-        });
+        let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
+        return Err(error);
     }
-    let claim = shared.peers.until(|| match shared.peers.claim(peer.epoch, connection, true, &[]) {
-        Claim::Wait => None,
-        claim => Some(claim),
-    });
-    let claim = deadline.run(Stage::HelloReply, async { Ok(claim.await) }).await?;
-    drop(dialing);
-    if let Claim::Taken(winner) = claim {
-        return Err(reply.reject(Reject::Duplicate { winner }).await);
-    }
-    let mut claimed = Claimed { shared, peer: peer.epoch, connection, done: false };
-    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, true)?;
-    let channel = match establish(shared, built, &ours, &peer, &agreed) {
-        Ok(channel) => channel,
-        Err(error @ ConnectError::Duplicate { winner }) => {
-            reply.reject(Reject::Duplicate { winner }).await;
-            return Err(error);
-        }
-        Err(error) => return Err(error),
+    let claimed = match Claimed::take(shared, &peer, connection, &[], deadline).await? {
+        Ok(claimed) => claimed,
+        Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
     };
-    claimed.done = true;
+    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, true)?;
+    let channel = match establish(claimed, built, &ours, &peer, &agreed, deadline).await {
+        Err(ConnectError::Duplicate { winner }) => {
+            return Err(reply.reject(Reject::Duplicate { winner }).await);
+        }
+        channel => channel?,
+    };
     // From here on a failure is one of the channel: dropping it ends it.
     match reply.ready().await {
         Ok(_) => Ok(channel),
@@ -242,22 +251,15 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
     let offer = incoming.hello(shared.epoch).await?;
     let peer = offer.hello.clone();
     if peer.epoch == shared.epoch {
-        return Err(offer.reject(Reject::Unsupported { what: "an endpoint connects to itself".to_owned() }).await);
+        return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
     }
     if let Err(reject) = setup::peer_pool(&peer) {
         return Err(offer.reject(reject).await);
     }
-    let claim = shared.peers.until(|| {
-        match shared.peers.claim(peer.epoch, peer.connection_id, false, &peer.dead) {
-            Claim::Wait => None,
-            claim => Some(claim),
-        }
-    });
-    let claim = deadline.run(Stage::Hello, async { Ok(claim.await) }).await?;
-    if let Claim::Taken(winner) = claim {
-        return Err(offer.reject(Reject::Duplicate { winner }).await);
-    }
-    let mut claimed = Claimed { shared, peer: peer.epoch, connection: peer.connection_id, done: false };
+    let claimed = match Claimed::take(shared, &peer, peer.connection_id, &peer.dead, deadline).await? {
+        Ok(claimed) => claimed,
+        Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
+    };
     let mut built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
     let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
     let agreed = match agree(&ours, &peer) {
@@ -266,8 +268,7 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
     };
     setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, false)?;
     let accepted = offer.accept(&ours).await?;
-    let channel = establish(shared, built, &ours, &peer, &agreed)?;
-    claimed.done = true;
+    let channel = establish(claimed, built, &ours, &peer, &agreed, deadline).await?;
     match accepted.finish().await {
         Ok(_) => Ok(channel),
         Err(error) => {
@@ -278,16 +279,25 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
 }
 
 /// Commits the claim, and starts the channel's driver.
-fn establish(
-    shared: &Arc<Shared>,
+async fn establish(
+    mut claimed: Claimed,
     built: Built,
     ours: &Hello,
     peer: &Hello,
     agreed: &Agreed,
+    deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
-    let (peer_epoch, connection) = (peer.epoch, peer.connection_id);
-    let ledger =
-        shared.peers.commit(peer_epoch, connection).map_err(|winner| ConnectError::Duplicate { winner })?;
+    let shared = claimed.shared.clone();
+    let shared = &shared;
+    let (peer_epoch, connection) = (claimed.peer, claimed.connection);
+    let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
+        Answer::Wait => None,
+        Answer::Taken(winner) => Some(Err(ConnectError::Duplicate { winner })),
+        Answer::Yes(ledger) => Some(Ok(ledger)),
+    });
+    let ledger = deadline.run(Stage::Ready, committed).await?;
+    // From here on the channel's end gives the pair back.
+    claimed.done = true;
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
     let (driver, completions) = setup::driver(shared, built, peer, agreed, ledger, on_end)?;

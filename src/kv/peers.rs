@@ -1,9 +1,9 @@
 //! Which peers an endpoint knows, and the one connection that it has with each (B3).
 //!
-//! Two endpoints have one channel, whoever dialled. When both dial at once, the dial of the endpoint with the higher
-//! epoch is kept; the other side's `connect` gives that channel, too. The rule needs to know who is dialled, which a
-//! dial learns only from the reply: so an endpoint that has such dials under way lets the hello of a lower epoch wait
-//! until they are identified. Nobody waits for a lower one, so nothing waits in a circle.
+//! Two endpoints have one channel, whoever dialled, also when both do so at once: **the endpoint with the greater epoch
+//! decides for the pair**. It claims the pair for a connection before it says `HelloReply` (as server) or `Ready` (as
+//! client), keeps the first, and refuses every other with the name of the one that is kept; the side that was refused
+//! then gives that one to its user. So a decision is taken in one place, and costs no round trip.
 //!
 //! What must outlive a connection, its ledger, is kept here between two connections of the same two epochs (K2).
 
@@ -30,8 +30,6 @@ pub(super) struct Peers {
 #[derive(Debug, Default)]
 struct State {
     by_epoch: HashMap<u64, Peer>,
-    /// Dials whose peer is not known yet.
-    dials: usize,
     dead: VecDeque<u64>,
 }
 
@@ -45,11 +43,8 @@ struct Peer {
 #[derive(Debug)]
 enum Link {
     None,
-    /// A handshake under way.
-    Pending {
-        connection: u64,
-        by_us: bool,
-    },
+    /// Claimed by a handshake, where this side decides.
+    Claimed(u64),
     Live {
         connection: u64,
         channel: Weak<ChannelInner>,
@@ -58,11 +53,11 @@ enum Link {
 
 /// May a handshake go on?
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Claim {
-    Granted,
+pub(super) enum Answer<T> {
+    Yes(T),
     /// This connection is kept instead.
     Taken(u64),
-    /// Ask again after a change.
+    /// An earlier one is coming to its end: ask again after a change.
     Wait,
 }
 
@@ -71,98 +66,91 @@ impl Peers {
         Self { epoch, state: Mutex::default(), changed: Notify::new() }
     }
 
-    /// Counts a dial until it is identified: until the guard is dropped.
-    pub(super) fn dialing(self: &Arc<Self>) -> Dialing {
-        lock(&self.state).dials += 1;
-        Dialing(self.clone())
-    }
-
     pub(super) fn dead(&self) -> Vec<u64> {
         lock(&self.state).dead.iter().copied().collect()
     }
 
-    /// Claims the link with `peer` for a handshake.
-    pub(super) fn claim(&self, peer: u64, connection: u64, by_us: bool, dead: &[u64]) -> Claim {
-        let mut state = lock(&self.state);
-        if !by_us && peer < self.epoch && state.dials > 0 {
-            return Claim::Wait;
-        }
-        let entry = state
-            .by_epoch
-            .entry(peer)
-            .or_insert_with(|| Peer { ledger: Some(Ledger::new(self.epoch, peer)), link: Link::None });
-        match &entry.link {
-            Link::None => {}
-            Link::Live { connection, channel } => {
-                let (connection, live) = (*connection, channel.upgrade());
-                // What follows takes the channel's lock and may call back to us (its end, its last handle's drop).
-                drop(state);
-                if let Some(channel) = live
-                    && channel.driver.is_open()
-                {
-                    if !dead.contains(&connection) {
-                        return Claim::Taken(connection);
-                    }
-                    channel.driver.kill();
-                }
-                return Claim::Wait;
-            }
-            Link::Pending { connection: other, by_us: theirs } => {
-                // The initiator with the higher epoch is kept; of two by the same one, the first.
-                let new_wins = *theirs != by_us && (by_us == (self.epoch > peer));
-                if !new_wins {
-                    return Claim::Taken(*other);
-                }
-            }
-        }
-        entry.link = Link::Pending { connection, by_us };
-        Claim::Granted
+    fn decides(&self, peer: u64) -> bool {
+        self.epoch > peer
     }
 
-    /// The ledger for a connection whose handshake has come through, if its claim still stands. Else the connection
-    /// that has taken its place.
-    pub(super) fn commit(&self, peer: u64, connection: u64) -> Result<Ledger, u64> {
+    /// Claims the pair with `peer` for a handshake. `dead` are connections that the peer has seen end.
+    pub(super) fn claim(&self, peer: u64, connection: u64, dead: &[u64]) -> Answer<()> {
+        if !self.decides(peer) {
+            return Answer::Yes(());
+        }
         let mut state = lock(&self.state);
-        let entry = state.by_epoch.get_mut(&peer).ok_or(connection)?;
+        let entry = state.peer(self.epoch, peer);
         match &entry.link {
-            Link::Pending { connection: pending, .. } if *pending == connection => {
-                entry.ledger.take().ok_or(connection)
+            Link::None => {
+                entry.link = Link::Claimed(connection);
+                Answer::Yes(())
             }
-            Link::Pending { connection: other, .. } | Link::Live { connection: other, .. } => Err(*other),
-            Link::None => Err(connection),
+            Link::Claimed(kept) => Answer::Taken(*kept),
+            Link::Live { connection: kept, channel } => {
+                let (kept, channel) = (*kept, channel.upgrade());
+                // What follows takes the channel's lock and may call back to us (its end, its last handle's drop).
+                drop(state);
+                match channel {
+                    Some(channel) if channel.driver.is_open() && !dead.contains(&kept) => Answer::Taken(kept),
+                    Some(channel) => {
+                        if channel.driver.is_open() {
+                            channel.driver.kill();
+                        }
+                        Answer::Wait
+                    }
+                    None => Answer::Wait,
+                }
+            }
+        }
+    }
+
+    /// The ledger, for a connection that has been decided for.
+    pub(super) fn commit(&self, peer: u64, connection: u64) -> Answer<Ledger> {
+        let mut state = lock(&self.state);
+        let decides = self.decides(peer);
+        let entry = state.peer(self.epoch, peer);
+        match &entry.link {
+            Link::Claimed(kept) if *kept != connection => return Answer::Taken(*kept),
+            Link::Live { channel, .. } => {
+                let channel = channel.upgrade();
+                drop(state);
+                // The peer has decided for a new connection, so the one that we have is dead.
+                if !decides && let Some(channel) = channel {
+                    channel.driver.kill();
+                }
+                return Answer::Wait;
+            }
+            Link::None if decides => return Answer::Taken(connection),
+            Link::Claimed(_) | Link::None => {}
+        }
+        match entry.ledger.take() {
+            Some(ledger) => {
+                entry.link = Link::Claimed(connection);
+                Answer::Yes(ledger)
+            }
+            None => Answer::Wait,
         }
     }
 
     /// The committed connection is a channel now.
     pub(super) fn live(&self, peer: u64, connection: u64, channel: &Arc<ChannelInner>) {
-        if let Some(entry) = lock(&self.state).by_epoch.get_mut(&peer) {
-            entry.link = Link::Live { connection, channel: Arc::downgrade(channel) };
-        }
+        lock(&self.state).peer(self.epoch, peer).link =
+            Link::Live { connection, channel: Arc::downgrade(channel) };
         self.changed.notify_waiters();
     }
 
     /// A handshake has ended without a channel.
     pub(super) fn release(&self, peer: u64, connection: u64) {
-        if let Some(entry) = lock(&self.state).by_epoch.get_mut(&peer)
-            && matches!(&entry.link, Link::Pending { connection: pending, .. } if *pending == connection)
-        {
-            entry.link = Link::None;
-        }
+        lock(&self.state).unlink(peer, connection);
         self.changed.notify_waiters();
     }
 
     /// A committed connection has ended, and its queue pairs are gone.
     pub(super) fn ended(&self, peer: u64, connection: u64, ledger: Ledger) {
         let mut state = lock(&self.state);
-        if let Some(entry) = state.by_epoch.get_mut(&peer) {
-            entry.ledger = Some(ledger);
-            match &entry.link {
-                Link::Live { connection: own, .. } | Link::Pending { connection: own, .. } if *own == connection => {
-                    entry.link = Link::None;
-                }
-                _ => {}
-            }
-        }
+        state.peer(self.epoch, peer).ledger = Some(ledger);
+        state.unlink(peer, connection);
         if state.dead.len() == DEAD_KEPT {
             state.dead.pop_front();
         }
@@ -194,14 +182,22 @@ impl Peers {
     }
 }
 
-/// See [`Peers::dialing`].
-#[derive(Debug)]
-pub(super) struct Dialing(Arc<Peers>);
+impl State {
+    fn peer(&mut self, epoch: u64, peer: u64) -> &mut Peer {
+        self.by_epoch
+            .entry(peer)
+            .or_insert_with(|| Peer { ledger: Some(Ledger::new(epoch, peer)), link: Link::None })
+    }
 
-impl Drop for Dialing {
-    fn drop(&mut self) {
-        lock(&self.0.state).dials -= 1;
-        self.0.changed.notify_waiters();
+    fn unlink(&mut self, peer: u64, connection: u64) {
+        if let Some(entry) = self.by_epoch.get_mut(&peer) {
+            match &entry.link {
+                Link::Claimed(own) | Link::Live { connection: own, .. } if *own == connection => {
+                    entry.link = Link::None;
+                }
+                _ => {}
+            }
+        }
     }
 }
 
@@ -210,34 +206,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b3_the_dial_of_the_higher_epoch_is_kept_on_both_sides() {
+    fn b3_the_greater_epoch_decides_and_keeps_the_first() {
         let (low, high) = (Peers::new(1), Peers::new(2));
-        // Each has claimed its own dial (c1 by low, c2 by high), and then hears the other's hello.
-        assert_eq!(low.claim(2, 0xc1, true, &[]), Claim::Granted);
-        assert_eq!(high.claim(1, 0xc2, true, &[]), Claim::Granted);
-        assert_eq!(low.claim(2, 0xc2, false, &[]), Claim::Granted);
-        assert_eq!(high.claim(1, 0xc1, false, &[]), Claim::Taken(0xc2));
-        assert_eq!(low.commit(2, 0xc1).err(), Some(0xc2));
-        assert!(low.commit(2, 0xc2).is_ok());
-        assert!(high.commit(1, 0xc2).is_ok());
+        // Both dial: 0xc1 by low, 0xc2 by high. The lower one lets both go on.
+        assert_eq!(low.claim(2, 0xc2, &[]), Answer::Yes(()));
+        assert_eq!(low.claim(2, 0xc1, &[]), Answer::Yes(()));
+        assert_eq!(high.claim(1, 0xc1, &[]), Answer::Yes(()));
+        assert_eq!(high.claim(1, 0xc2, &[]), Answer::Taken(0xc1));
+        assert!(matches!(high.commit(1, 0xc2), Answer::Taken(0xc1)));
+        assert!(matches!(high.commit(1, 0xc1), Answer::Yes(_)));
+        assert!(matches!(low.commit(2, 0xc1), Answer::Yes(_)));
     }
 
     #[test]
-    fn b3_a_hello_of_a_lower_epoch_waits_for_unidentified_dials() {
-        let high = Arc::new(Peers::new(2));
-        let dialing = high.dialing();
-        assert_eq!(high.claim(1, 0xc1, false, &[]), Claim::Wait);
-        assert_eq!(high.claim(3, 0xc3, false, &[]), Claim::Granted);
-        drop(dialing);
-        assert_eq!(high.claim(1, 0xc1, false, &[]), Claim::Granted);
+    fn b3_a_failed_handshake_gives_its_claim_back() {
+        let peers = Peers::new(2);
+        assert_eq!(peers.claim(1, 0xa, &[]), Answer::Yes(()));
+        assert_eq!(peers.claim(1, 0xb, &[]), Answer::Taken(0xa));
+        peers.release(1, 0xb);
+        assert_eq!(peers.claim(1, 0xb, &[]), Answer::Taken(0xa));
+        peers.release(1, 0xa);
+        assert_eq!(peers.claim(1, 0xb, &[]), Answer::Yes(()));
     }
 
     #[test]
-    fn b3_a_duplicate_hello_is_told_of_the_first() {
+    fn k2_a_ledger_has_one_user_at_a_time() {
         let peers = Peers::new(1);
-        assert_eq!(peers.claim(2, 0xa, false, &[]), Claim::Granted);
-        assert_eq!(peers.claim(2, 0xb, false, &[]), Claim::Taken(0xa));
-        peers.release(2, 0xa);
-        assert_eq!(peers.claim(2, 0xb, false, &[]), Claim::Granted);
+        let Answer::Yes(ledger) = peers.commit(2, 0xa) else { panic!("no ledger") };
+        // The peer decides for another connection before it has come back.
+        assert!(!matches!(peers.commit(2, 0xb), Answer::Yes(_)));
+        peers.ended(2, 0xa, ledger);
+        assert!(matches!(peers.commit(2, 0xb), Answer::Yes(_)));
+        assert_eq!(peers.dead(), [0xa]);
     }
 }
