@@ -106,6 +106,10 @@ impl Config {
                 "above 0 and below peer_timeout",
             );
         }
+        let day = Duration::from_secs(86_400);
+        if self.peer_timeout > day || self.abort_grace > day {
+            return fail("peer_timeout or abort_grace (s)", self.peer_timeout.as_secs(), "at most a day");
+        }
         if self.abort_grace.is_zero() {
             return fail("abort_grace (ms)", 0, "above 0");
         }

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use super::event::{AbortReason, Event, Resolution, TransferId};
+use super::outbox::Outbox;
 use super::ranges::RangeSet;
 
 /// The state of an endpoint towards one peer, between two connections.
@@ -48,13 +50,33 @@ pub(super) struct RxLedger {
 pub(super) struct Grant {
     pub(super) max_bytes: u64,
     pub(super) revoking: bool,
-    /// The transfer that uses it.
-    pub(super) claimed: Option<u64>,
+    /// The slot of the transfer that uses it, on the connection that lives.
+    pub(super) claimed: Option<u16>,
 }
 
 impl Ledger {
     pub(crate) fn new(local_epoch: u64, peer_epoch: u64) -> Self {
         Self { local_epoch, peer_epoch, tx: TxLedger::default(), rx: RxLedger::default() }
+    }
+
+    /// Prepares for a connection to the peer as it runs now. If it has restarted, what it knew is lost: transfers in
+    /// doubt stay so, and grants that were bound to it end.
+    pub(super) fn meet(mut self, peer_epoch: u64, out: &mut Outbox) -> Self {
+        if self.peer_epoch != peer_epoch {
+            self.peer_epoch = peer_epoch;
+            for &id in self.tx.in_doubt.keys() {
+                out.event(Event::Resolved { id: TransferId(id), resolution: Resolution::Unknown });
+            }
+            for (&grant, g) in &self.rx.grants {
+                if !g.revoking {
+                    out.event(Event::Aborted { grant, reason: AbortReason::PeerRestarted });
+                }
+                out.event(Event::Freed { grant });
+            }
+            self.tx = TxLedger { next: self.tx.next, ..TxLedger::default() };
+            self.rx = RxLedger { next_grant: self.rx.next_grant, ..RxLedger::default() };
+        }
+        self
     }
 
     /// Transfers that are still in doubt; a reconnect resolves them.

@@ -7,27 +7,124 @@
 //!   poll_timeout, poll_event                                         when to call, what to tell
 //! ```
 //!
-//! After any call that is not a poll: `poll_transmit` until `Idle`, `poll_event` until `None`, and re-read
-//! `poll_timeout`.
+//! After any call that is not a poll: [`Connection::poll_transmit`] until `Idle`, [`Connection::poll_event`] until
+//! `None`, and read [`Connection::poll_timeout`] again. One `Connection` is one connection; what must survive it is in
+//! its [`Ledger`].
+//!
+//! A write, on a transport that orders (RC), over two queue pairs:
+//!
+//! ```text
+//!   sender                                        receiver
+//!     qp 0: WRITE, WRITE, WRITE + imm ─────────▶  1 notification on qp 0
+//!     qp 1: WRITE, WRITE, (0 bytes) + imm ─────▶  1 notification on qp 1
+//!     any:  SEND header {qps 0 and 1} ─────────▶  Arrived, when all three are there, in any order
+//!   Done(Landed) ◀───────────────── SEND confirm
+//! ```
+//!
+//! Without order every WRITE carries the immediate and the header counts them. Without immediates a SEND takes
+//! its place. What the files hold: `plan` what to copy; `sender` and `receiver` the two halves; `transmit` packs and
+//! cuts; `control` the codec; `credits` and `liveness` one queue pair; `message` the application's messages;
+//! `ledger` what outlives a connection.
+//!
+//! The duties of the caller:
+//! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
+//!   that were flushed or could not be posted.
+//! - A receive that was consumed is posted again before the next `poll_transmit`, which gives its credit back.
+//! - What has been received is handed in before [`Connection::handle_timeout`] and `connection_lost` are called.
+//! - After [`Event::Lost`]: queue pairs to ERR, all flushes handed in, queue pairs destroyed, then
+//!   [`Connection::fenced`]. Only then may the ledger start the next connection.
 // The consumer is `kv::channel`; until it is there, much of this is unused.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
 mod config;
+mod control;
+mod credits;
 mod event;
 mod ledger;
+mod liveness;
+mod message;
+mod outbox;
 mod plan;
 mod ranges;
+mod receiver;
+mod sender;
+mod transmit;
 
+#[cfg(test)]
+mod sim;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
 use std::time::Instant;
 
 pub(crate) use config::{Config, ConfigError, Credits, Notify, SQ_RESERVE};
 pub(crate) use event::*;
 pub(crate) use ledger::Ledger;
+pub(crate) use message::MAX_MESSAGE;
 pub(crate) use plan::{Cursor, Part, Piece, Plan, PlanBuilder, PlanError, Seams};
+
+use control::{Builder, Class, Record, Slot};
+use credits::QpCredits;
+use liveness::{Liveness, Tick};
+use outbox::{Outbox, Queued};
+use receiver::Receiver;
+use sender::Sender;
+
+/// One queue pair.
+#[derive(Debug)]
+struct Link {
+    credits: QpCredits,
+    live: Liveness,
+    ping: bool,
+    pong: bool,
+    /// Aborted transfers whose last word is to be said here.
+    abort_done: VecDeque<u64>,
+}
+
+impl Link {
+    /// Something waits that must travel on this queue pair.
+    fn is_due(&self) -> bool {
+        self.ping || self.pong || !self.abort_done.is_empty() || self.credits.must_report()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// Work requests may still be outstanding.
+    Lost,
+    Fenced,
+    Closed,
+}
 
 /// One connection of a channel: both directions.
 #[derive(Debug)]
-pub(crate) struct Connection;
+pub(crate) struct Connection {
+    cfg: Config,
+    state: State,
+    links: Vec<Link>,
+    sender: Sender,
+    receiver: Receiver,
+    outgoing: message::Outgoing,
+    incoming: message::Incoming,
+    out: Outbox,
+    /// Work requests that have been posted and have not completed.
+    outstanding: u64,
+    /// We want to close; until when.
+    closing: bool,
+    close_deadline: Option<Instant>,
+    close_sent: bool,
+    /// The peer has closed, after so many messages.
+    peer_closed: Option<u64>,
+    refused: u64,
+    /// Where the next data work request, and the next control message, are tried first.
+    data_qp: usize,
+    control_qp: usize,
+    builder: Builder,
+    /// Scratch of a header's counts.
+    counts: Vec<u8>,
+}
 
 /// Counts that a connection keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,65 +137,362 @@ pub(crate) struct Stats {
     pub(crate) arrived: u64,
 }
 
-// The surface comes first, so that the asynchronous layer compiles against it; the bodies follow.
-#[allow(unused_variables)]
 impl Connection {
+    /// A connection between two endpoints whose queue pairs are connected and whose receives are posted. `ledger` is
+    /// new, or that of the connection before, which must be fenced: then what was in doubt is asked for.
     pub(crate) fn new(cfg: Config, ledger: Ledger, now: Instant) -> Result<Self, ConfigError> {
-        unimplemented!()
+        cfg.check()?;
+        if ledger.local_epoch != cfg.local_epoch {
+            let must = "the epoch of the ledger";
+            return Err(ConfigError { what: "local_epoch", got: cfg.local_epoch, must });
+        }
+        let mut out = Outbox::default();
+        let ledger = ledger.meet(cfg.peer_epoch, &mut out);
+        let link = || Link {
+            credits: QpCredits::new(&cfg),
+            live: Liveness::new(now),
+            ping: false,
+            pong: false,
+            abort_done: VecDeque::new(),
+        };
+        Ok(Self {
+            state: State::Open,
+            links: std::iter::repeat_with(link).take(cfg.qps).collect(),
+            sender: Sender::new(&cfg, ledger.tx, &mut out),
+            receiver: Receiver::new(&cfg, ledger.rx, &mut out),
+            outgoing: message::Outgoing::default(),
+            incoming: message::Incoming::default(),
+            out,
+            outstanding: 0,
+            closing: false,
+            close_deadline: None,
+            close_sent: false,
+            peer_closed: None,
+            refused: 0,
+            data_qp: 0,
+            control_qp: 0,
+            builder: Builder::new(cfg.max_control),
+            counts: Vec::new(),
+            cfg,
+        })
     }
-    pub(crate) fn into_ledger(self) -> Ledger {
-        unimplemented!()
+
+    /// What the next connection needs. For after `fenced` or `Closed`: on a live connection this gives it up, and
+    /// the events that tell of that are lost.
+    pub(crate) fn into_ledger(mut self) -> Ledger {
+        if self.state != State::Closed {
+            self.fenced();
+        }
+        Ledger {
+            local_epoch: self.cfg.local_epoch,
+            peer_epoch: self.cfg.peer_epoch,
+            tx: self.sender.ledger,
+            rx: self.receiver.ledger,
+        }
     }
-    pub(crate) fn write(&mut self, req: WriteRequest, now: Instant) -> Result<TransferId, Refused> {
-        unimplemented!()
+
+    /// Accepts a transfer, or refuses it with nothing posted (K6, R10). An accepted one uses its grant up, whatever
+    /// becomes of it, and ends with exactly one `Done` and one `Released`.
+    pub(crate) fn write(&mut self, req: WriteRequest, _now: Instant) -> Result<TransferId, Refused> {
+        let result = if self.state != State::Open || self.closing || self.peer_closed.is_some() {
+            Err(Refused::Closed)
+        } else {
+            self.sender.write(&self.cfg, req)
+        };
+        self.refused += u64::from(result.is_err());
+        result
     }
+
+    /// Cancels a transfer. Its outcome is still `Landed` if the receiver has delivered it; unknown ones are ignored.
     pub(crate) fn abort(&mut self, id: TransferId, now: Instant) {
-        unimplemented!()
+        if self.state == State::Open {
+            self.abort_for(id.0, SenderReason::Cancelled, now);
+        }
     }
+
+    fn abort_for(&mut self, id: u64, reason: SenderReason, now: Instant) {
+        let mask = self.sender.abort(&self.cfg, id, reason, now, &mut self.out);
+        self.queue_abort_done(id, mask);
+    }
+
+    fn queue_abort_done(&mut self, id: u64, mask: Option<u64>) {
+        let Some(mask) = mask else { return };
+        for (qp, link) in self.links.iter_mut().enumerate() {
+            if mask >> qp & 1 == 1 {
+                link.abort_done.push_back(id);
+            }
+        }
+    }
+
+    /// A grant for the peer, for at most `max_bytes`. It ends with `Arrived`, or with `Aborted` and then `Freed`.
     pub(crate) fn issue_grant(&mut self, max_bytes: u64) -> u64 {
-        unimplemented!()
+        self.receiver.issue_grant(max_bytes)
     }
-    pub(crate) fn revoke_grant(&mut self, grant: u64, now: Instant) {
-        unimplemented!()
+
+    /// Takes a grant back: `Aborted` at once, and `Freed` when no write can reach its blocks. Does nothing if the
+    /// grant has ended.
+    pub(crate) fn revoke_grant(&mut self, grant: u64, _now: Instant) {
+        if self.state == State::Open {
+            self.receiver.revoke_grant(grant, &mut self.out);
+        }
     }
+
+    /// Queues a message for the peer's application: reliable and in order while this connection lives, at most
+    /// [`MAX_MESSAGE`] bytes.
     pub(crate) fn send_message(&mut self, message: Vec<u8>) -> Result<(), MessageRefused> {
-        unimplemented!()
+        let result = if self.state != State::Open || self.closing || self.peer_closed.is_some() {
+            Err(MessageRefused::Closed)
+        } else {
+            self.outgoing.send(message)
+        };
+        self.refused += u64::from(result.is_err());
+        result
     }
+
+    /// A posted work request has completed; `ok` is false if it failed, was flushed or could not be posted.
     pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, now: Instant) {
-        unimplemented!()
+        debug_assert!(self.outstanding > 0, "a token handed back twice");
+        self.outstanding = self.outstanding.saturating_sub(1);
+        if !ok && self.state == State::Open && !self.both_closed() {
+            self.lost(Cause::Transport);
+        }
+        match (transmit::transfer_of(token), self.state) {
+            (Some(id), State::Open) => {
+                let mask = self.sender.on_sent(id, &mut self.out);
+                self.queue_abort_done(id, mask);
+            }
+            (Some(id), _) => self.sender.on_sent_lost(id, &mut self.out),
+            (None, _) => {}
+        }
+        let _ = now;
+        self.finish_closing();
     }
-    /// The receive must be posted again before the next `poll_transmit`, which gives its credit back.
+
+    /// A receive of queue pair `qp` has completed. It must be posted again before the next `poll_transmit`. After an
+    /// error the connection is lost.
     pub(crate) fn handle_recv(
         &mut self,
         qp: usize,
         received: Received<'_>,
         now: Instant,
     ) -> Result<(), ProtocolViolation> {
-        unimplemented!()
+        if self.state != State::Open {
+            return Ok(());
+        }
+        let result = self.receive(qp, received, now);
+        if let Err(violation) = result {
+            self.lost(Cause::Violation(violation));
+        }
+        self.finish_closing();
+        result
     }
-    pub(crate) fn poll_transmit(&mut self, now: Instant, sink: &mut impl Sink) -> Transmitted {
-        unimplemented!()
+
+    fn receive(&mut self, qp: usize, received: Received<'_>, now: Instant) -> Result<(), ProtocolViolation> {
+        let Some(link) = self.links.get_mut(qp) else {
+            return Err(ProtocolViolation::Rule("a queue pair that is not of this connection"));
+        };
+        link.live.on_heard(now);
+        let bytes = match received {
+            Received::Imm(imm) => {
+                if self.cfg.notify != Notify::Imm {
+                    return Err(ProtocolViolation::Rule("an immediate where there are none"));
+                }
+                link.credits.on_received_data()?;
+                return self.receiver.on_notification(qp, Slot::from_imm(imm), None, &mut self.out);
+            }
+            Received::Bytes(bytes) => bytes,
+        };
+        let (head, mut records) = control::parse(bytes)?;
+        if head.epoch != self.cfg.peer_epoch {
+            return Err(ProtocolViolation::Epoch { got: head.epoch, expected: self.cfg.peer_epoch });
+        }
+        match head.class {
+            Class::Data => link.credits.on_received_data()?,
+            Class::Control => link.credits.on_received_control()?,
+        }
+        link.credits.on_returned(head.data_returned, head.control_returned)?;
+        self.outgoing.on_acked(head.messages)?;
+        self.receiver.on_resolved_below(head.resolved_below);
+        while let Some(record) = records.next()? {
+            let is_notify = matches!(record, Record::Notify { .. });
+            if is_notify != (head.class == Class::Data) || (is_notify && self.cfg.notify != Notify::Send) {
+                return Err(ProtocolViolation::Rule("a record in a message of the wrong class"));
+            }
+            self.on_record(qp, record, now)?;
+        }
+        Ok(())
     }
+
+    fn on_record(&mut self, qp: usize, record: Record<'_>, now: Instant) -> Result<(), ProtocolViolation> {
+        let (sender, receiver, out) = (&mut self.sender, &mut self.receiver, &mut self.out);
+        match record {
+            Record::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts } => {
+                receiver.on_header(transfer, attempt, slot, grant, bytes, tag, mask, counts, out)
+            }
+            Record::Notify { transfer, attempt, slot } => {
+                receiver.on_notification(qp, slot, Some((transfer, attempt)), out)
+            }
+            Record::Abort { transfer, attempt, grant, reason, slot } => {
+                receiver.on_abort(transfer, attempt, grant, reason, slot, out)
+            }
+            Record::AbortDone { transfer, attempt, grant, reason, slot, mask, posted, header } => {
+                receiver.on_abort_done(qp, transfer, attempt, grant, reason, slot, mask, posted, header, out)
+            }
+            Record::Query { transfer, grant } => receiver.on_query(transfer, grant, out),
+            Record::Revoked { grant } => receiver.on_revoked(grant, out),
+            Record::Confirm { transfer, attempt, landed } => {
+                sender.on_confirm(transfer, attempt, landed, out)
+            }
+            Record::AbortAck { transfer } => sender.on_abort_ack(transfer, out),
+            Record::Answer { transfer, landed } => sender.on_answer(transfer, landed, out),
+            Record::Revoke { grant } => {
+                if let Some(id) = sender.on_revoke(grant, out) {
+                    self.abort_for(id, SenderReason::Revoked, now);
+                }
+                Ok(())
+            }
+            Record::Fragment { message, total, offset, bytes } => {
+                self.incoming.on_fragment(message, total, offset, bytes)?;
+                while let Some(message) = self.incoming.next_message() {
+                    out.event(Event::Message(message));
+                }
+                Ok(())
+            }
+            Record::Ping => {
+                self.links[qp].pong = true;
+                Ok(())
+            }
+            // That it came is all it says.
+            Record::Pong => Ok(()),
+            Record::Close { messages } => {
+                if self.peer_closed.replace(messages).is_some() {
+                    return Err(ProtocolViolation::Rule("closed twice"));
+                }
+                self.closing = true;
+                out.event(Event::PeerClosed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Posts what can be posted now, in bounded time.
+    pub(crate) fn poll_transmit(&mut self, _now: Instant, sink: &mut impl Sink) -> Transmitted {
+        if self.state != State::Open {
+            return Transmitted::Idle;
+        }
+        self.transmit(sink)
+    }
+
+    /// When `handle_timeout` is due.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        unimplemented!()
+        if self.state != State::Open {
+            return None;
+        }
+        let links = self.links.iter().map(|l| l.live.timeout(&self.cfg));
+        links.chain(self.sender.timeout).chain(self.close_deadline).min()
     }
+
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        unimplemented!()
+        if self.state != State::Open {
+            return;
+        }
+        let mut silent = false;
+        for link in &mut self.links {
+            match link.live.on_timeout(&self.cfg, now) {
+                Tick::Quiet => {}
+                Tick::Probe => link.ping = true,
+                Tick::Lost => silent = true,
+            }
+        }
+        if silent {
+            return self.lost(Cause::PeerLost);
+        }
+        match self.sender.on_timeout(&self.cfg, now) {
+            Ok(late) => {
+                for id in late {
+                    self.abort_for(id, SenderReason::Deadline, now);
+                }
+            }
+            Err(cause) => return self.lost(cause),
+        }
+        if self.close_deadline.is_some_and(|d| d <= now) {
+            self.lost(Cause::CloseTimeout);
+        }
     }
+
     pub(crate) fn poll_event(&mut self) -> Option<Event> {
-        unimplemented!()
+        self.out.events.pop_front()
     }
-    pub(crate) fn connection_lost(&mut self, cause: Cause, now: Instant) {
-        unimplemented!()
+
+    /// The queue pairs have failed, or the caller gives the connection up. Every outcome is told at once.
+    pub(crate) fn connection_lost(&mut self, cause: Cause, _now: Instant) {
+        self.lost(cause);
     }
+
+    fn lost(&mut self, cause: Cause) {
+        if self.state != State::Open {
+            return;
+        }
+        if self.both_closed() {
+            // The peer has destroyed its queue pairs, as it may.
+            self.state = State::Closed;
+            self.out.event(Event::Closed);
+            return;
+        }
+        self.state = State::Lost;
+        self.out.urgent.clear();
+        self.out.event(Event::Lost(cause));
+        self.sender.on_lost(cause, &mut self.out);
+        self.receiver.on_lost(&mut self.out);
+    }
+
+    /// The queue pairs are destroyed: no device reads our sources or writes to our targets any more.
     pub(crate) fn fenced(&mut self) {
-        unimplemented!()
+        self.lost(Cause::Local);
+        if self.state == State::Lost {
+            self.state = State::Fenced;
+            self.sender.on_fenced(&mut self.out);
+            self.receiver.on_fenced(&mut self.out);
+        }
     }
-    /// Graceful: what has been accepted is finished on both sides, then `Event::Closed`; `Lost` at the deadline.
-    pub(crate) fn close(&mut self, deadline: Instant, now: Instant) {
-        unimplemented!()
+
+    /// Graceful: accepts nothing new, finishes what has been accepted on both sides, then `Event::Closed`; `Lost`
+    /// at the deadline.
+    pub(crate) fn close(&mut self, deadline: Instant, _now: Instant) {
+        if self.state == State::Open {
+            self.closing = true;
+            self.close_deadline = Some(self.close_deadline.map_or(deadline, |d| d.min(deadline)));
+        }
     }
+
+    /// Everything of ours is done, and it is time to say so.
+    fn ready_to_close(&self) -> bool {
+        self.closing
+            && !self.close_sent
+            && self.sender.is_idle()
+            && self.outgoing.is_empty()
+            && self.out.urgent.is_empty()
+    }
+
+    /// Both sides have said that they are done, and all that the peer said has been heard.
+    fn both_closed(&self) -> bool {
+        self.close_sent && self.out.urgent.is_empty() && self.peer_closed == Some(self.incoming.delivered())
+    }
+
+    fn finish_closing(&mut self) {
+        if self.state == State::Open && self.both_closed() && self.outstanding == 0 {
+            self.state = State::Closed;
+            self.out.event(Event::Closed);
+        }
+    }
+
     pub(crate) fn stats(&self) -> Stats {
-        unimplemented!()
+        Stats {
+            refused: self.refused,
+            landed: self.sender.landed,
+            not_delivered: self.sender.not_delivered,
+            in_doubt: self.sender.in_doubt,
+            arrived: self.receiver.arrived,
+        }
     }
 }

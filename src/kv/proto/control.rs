@@ -1,0 +1,542 @@
+//! The codec of control messages: what travels in SENDs beside the data. Bytes in, records out; no state.
+//!
+//! A message is a fixed head and records, each a field of `wire`: `{tag u16, length u32, body}`. Records with an
+//! unknown tag are skipped, and so are bytes at the end of a known body, so that a newer peer can say more.
+//! Several records share a message where they fit.
+
+use super::event::{ProtocolViolation, SenderReason};
+use crate::wire::{Malformed, Reader, Writer};
+
+/// Version of the head.
+const VERSION: u8 = 1;
+/// Bytes of the head.
+pub(super) const HEAD: usize = 42;
+/// Tag and length before a record's body.
+const FIELD: usize = 6;
+
+/// The credit that a message has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    Control,
+    /// A notification by SEND.
+    Data,
+}
+
+/// At the start of every message. The counters are cumulative, so that their order of arrival does not matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) class: Class,
+    /// Epoch of the sender.
+    pub(super) epoch: u64,
+    /// Every transfer of the sender below this is resolved: the receiver may forget it.
+    pub(super) resolved_below: u64,
+    /// Receives of this queue pair that were consumed and have been posted again.
+    pub(super) data_returned: u64,
+    pub(super) control_returned: u64,
+    /// Messages that were delivered to the application.
+    pub(super) messages: u64,
+}
+
+/// Which notifications name a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// 12 bits.
+    pub(super) index: u16,
+    /// 20 bits.
+    pub(super) generation: u32,
+}
+
+impl Slot {
+    pub(super) fn imm(self) -> u32 {
+        u32::from(self.index) << 20 | self.generation
+    }
+
+    pub(super) fn from_imm(imm: u32) -> Self {
+        Self { index: (imm >> 20) as u16, generation: imm & 0xf_ffff }
+    }
+
+    /// The generation after this one.
+    pub(super) fn next_generation(generation: u32) -> u32 {
+        (generation + 1) & 0xf_ffff
+    }
+
+    fn write(self, w: &mut Writer<'_>) {
+        w.u32(self.imm());
+    }
+
+    fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
+        r.u32().map(Self::from_imm)
+    }
+}
+
+/// The counts of a header, by queue pair of its mask: little-endian u32, empty on an ordered transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counts<'a>(pub(super) &'a [u8]);
+
+impl Counts<'_> {
+    pub(super) fn len(&self) -> usize {
+        self.0.len() / 4
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
+        self.0.chunks_exact(4).map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]))
+    }
+}
+
+/// One record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record<'a> {
+    /// What a transfer consists of, so that the receiver knows when it has all of it.
+    Header {
+        transfer: u64,
+        attempt: u16,
+        slot: Slot,
+        grant: u64,
+        bytes: u64,
+        tag: u64,
+        /// Queue pairs that notify.
+        mask: u64,
+        counts: Counts<'a>,
+    },
+    /// The last thing of a transfer on a queue pair, where there is no immediate data.
+    Notify {
+        transfer: u64,
+        attempt: u16,
+        slot: Slot,
+    },
+    /// The receiver's word: delivered, or (`landed` false) complete and refused, because it was revoked.
+    Confirm {
+        transfer: u64,
+        attempt: u16,
+        landed: bool,
+    },
+    /// The transfer will not be completed. `slot` is `None` if nothing was ever posted for it.
+    Abort {
+        transfer: u64,
+        attempt: u16,
+        grant: u64,
+        reason: SenderReason,
+        slot: Option<Slot>,
+    },
+    /// Nothing more comes on this queue pair, where `posted` notifications were posted.
+    AbortDone {
+        transfer: u64,
+        attempt: u16,
+        grant: u64,
+        reason: SenderReason,
+        slot: Slot,
+        /// Queue pairs that send this record.
+        mask: u64,
+        posted: u32,
+        /// The header was posted, too.
+        header: bool,
+    },
+    /// The receiver is done with an aborted transfer.
+    AbortAck {
+        transfer: u64,
+    },
+    /// What became of a transfer of an earlier connection?
+    Query {
+        transfer: u64,
+        grant: u64,
+    },
+    Answer {
+        transfer: u64,
+        landed: bool,
+    },
+    /// Do not use this grant any more.
+    Revoke {
+        grant: u64,
+    },
+    /// It was unused and is burned.
+    Revoked {
+        grant: u64,
+    },
+    /// A part of a message of the application.
+    Fragment {
+        message: u64,
+        total: u32,
+        offset: u32,
+        bytes: &'a [u8],
+    },
+    Ping,
+    Pong,
+    /// The sender of this has nothing left to send but answers. `messages` counts all it ever sent.
+    Close {
+        messages: u64,
+    },
+}
+
+mod tag {
+    pub(super) const HEADER: u16 = 1;
+    pub(super) const NOTIFY: u16 = 2;
+    pub(super) const CONFIRM: u16 = 3;
+    pub(super) const ABORT: u16 = 4;
+    pub(super) const ABORT_DONE: u16 = 5;
+    pub(super) const ABORT_ACK: u16 = 6;
+    pub(super) const QUERY: u16 = 7;
+    pub(super) const ANSWER: u16 = 8;
+    pub(super) const REVOKE: u16 = 9;
+    pub(super) const REVOKED: u16 = 10;
+    pub(super) const FRAGMENT: u16 = 11;
+    pub(super) const PING: u16 = 12;
+    pub(super) const PONG: u16 = 13;
+    pub(super) const CLOSE: u16 = 14;
+}
+
+/// Bytes of a fragment record without its payload.
+pub(super) const FRAGMENT_OVERHEAD: usize = FIELD + 16;
+
+impl Record<'_> {
+    /// Bytes in a message.
+    pub(super) fn size(&self) -> usize {
+        FIELD
+            + match self {
+                Self::Header { counts, .. } => 46 + counts.0.len(),
+                Self::Notify { .. } => 14,
+                Self::Confirm { .. } => 11,
+                Self::Abort { slot, .. } => 20 + if slot.is_some() { 4 } else { 0 },
+                Self::AbortDone { .. } => 36,
+                Self::AbortAck { .. } | Self::Revoke { .. } | Self::Revoked { .. } | Self::Close { .. } => 8,
+                Self::Query { .. } => 16,
+                Self::Answer { .. } => 9,
+                Self::Fragment { bytes, .. } => 16 + bytes.len(),
+                Self::Ping | Self::Pong => 0,
+            }
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        match *self {
+            Self::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts } => {
+                w.field(tag::HEADER, |w| {
+                    slot.write(w.u64(transfer).u16(attempt));
+                    w.u64(grant).u64(bytes).u64(tag).u64(mask).raw(counts.0);
+                })
+            }
+            Self::Notify { transfer, attempt, slot } => w.field(tag::NOTIFY, |w| {
+                slot.write(w.u64(transfer).u16(attempt));
+            }),
+            Self::Confirm { transfer, attempt, landed } => w.field(tag::CONFIRM, |w| {
+                w.u64(transfer).u16(attempt).u8(u8::from(landed));
+            }),
+            Self::Abort { transfer, attempt, grant, reason, slot } => w.field(tag::ABORT, |w| {
+                w.u64(transfer).u16(attempt).u64(grant).u8(reason.code()).u8(u8::from(slot.is_some()));
+                if let Some(slot) = slot {
+                    slot.write(w);
+                }
+            }),
+            Self::AbortDone { transfer, attempt, grant, reason, slot, mask, posted, header } => {
+                w.field(tag::ABORT_DONE, |w| {
+                    slot.write(w.u64(transfer).u16(attempt));
+                    w.u64(grant).u64(mask).u32(posted).u8(reason.code()).u8(u8::from(header));
+                })
+            }
+            Self::AbortAck { transfer } => w.field(tag::ABORT_ACK, |w| {
+                w.u64(transfer);
+            }),
+            Self::Query { transfer, grant } => w.field(tag::QUERY, |w| {
+                w.u64(transfer).u64(grant);
+            }),
+            Self::Answer { transfer, landed } => w.field(tag::ANSWER, |w| {
+                w.u64(transfer).u8(u8::from(landed));
+            }),
+            Self::Revoke { grant } => w.field(tag::REVOKE, |w| {
+                w.u64(grant);
+            }),
+            Self::Revoked { grant } => w.field(tag::REVOKED, |w| {
+                w.u64(grant);
+            }),
+            Self::Fragment { message, total, offset, bytes } => w.field(tag::FRAGMENT, |w| {
+                w.u64(message).u32(total).u32(offset).raw(bytes);
+            }),
+            Self::Ping => w.field(tag::PING, |_| {}),
+            Self::Pong => w.field(tag::PONG, |_| {}),
+            Self::Close { messages } => w.field(tag::CLOSE, |w| {
+                w.u64(messages);
+            }),
+        };
+    }
+}
+
+impl SenderReason {
+    fn code(self) -> u8 {
+        match self {
+            Self::Cancelled => 0,
+            Self::Deadline => 1,
+            Self::Revoked => 2,
+            Self::ConnectionLost => 3,
+        }
+    }
+
+    /// A code that a newer peer has added reads as `Cancelled`.
+    fn from_code(code: u8) -> Self {
+        match code {
+            1 => Self::Deadline,
+            2 => Self::Revoked,
+            3 => Self::ConnectionLost,
+            _ => Self::Cancelled,
+        }
+    }
+}
+
+/// Builds messages in a buffer that is reused.
+#[derive(Debug)]
+pub(super) struct Builder {
+    buf: Vec<u8>,
+    max: usize,
+}
+
+impl Builder {
+    /// `max` is `max_control`.
+    pub(super) fn new(max: usize) -> Self {
+        Self { buf: Vec::with_capacity(max), max }
+    }
+
+    pub(super) fn begin(&mut self, head: &Head) {
+        self.buf.clear();
+        let class = match head.class {
+            Class::Control => 0,
+            Class::Data => 1,
+        };
+        Writer(&mut self.buf)
+            .u8(VERSION)
+            .u8(class)
+            .u64(head.epoch)
+            .u64(head.resolved_below)
+            .u64(head.data_returned)
+            .u64(head.control_returned)
+            .u64(head.messages);
+        debug_assert_eq!(self.buf.len(), HEAD);
+    }
+
+    /// Bytes that are left.
+    pub(super) fn room(&self) -> usize {
+        self.max - self.buf.len()
+    }
+
+    /// Appends a record, or answers false if it does not fit.
+    pub(super) fn push(&mut self, record: &Record<'_>) -> bool {
+        let fits = record.size() <= self.room();
+        if fits {
+            let before = self.buf.len();
+            record.write(&mut self.buf);
+            debug_assert_eq!(self.buf.len() - before, record.size());
+        }
+        fits
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.buf
+    }
+}
+
+/// A message being read.
+#[derive(Debug, Clone)]
+pub(super) struct Records<'a>(Reader<'a>);
+
+/// Reads the head of a message.
+pub(super) fn parse(bytes: &[u8]) -> Result<(Head, Records<'_>), ProtocolViolation> {
+    let mut r = Reader::new(bytes, "control message");
+    if r.u8()? != VERSION {
+        return Err(ProtocolViolation::Rule("unknown version of a control message"));
+    }
+    let class = match r.u8()? {
+        0 => Class::Control,
+        1 => Class::Data,
+        _ => return Err(r.malformed().into()),
+    };
+    let head = Head {
+        class,
+        epoch: r.u64()?,
+        resolved_below: r.u64()?,
+        data_returned: r.u64()?,
+        control_returned: r.u64()?,
+        messages: r.u64()?,
+    };
+    Ok((head, Records(r)))
+}
+
+impl<'a> Records<'a> {
+    /// The next record with a tag that we know, or `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<Record<'a>>, Malformed> {
+        loop {
+            let Some((tag, mut r)) = self.0.field()? else { return Ok(None) };
+            return Ok(Some(match tag {
+                tag::HEADER => {
+                    let (transfer, attempt, slot) = (r.u64()?, r.u16()?, Slot::read(&mut r)?);
+                    let (grant, bytes, tag, mask) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
+                    let rest = r.take(r.remaining())?;
+                    if !rest.len().is_multiple_of(4) {
+                        return Err(r.malformed());
+                    }
+                    Record::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts: Counts(rest) }
+                }
+                tag::NOTIFY => {
+                    Record::Notify { transfer: r.u64()?, attempt: r.u16()?, slot: Slot::read(&mut r)? }
+                }
+                tag::CONFIRM => {
+                    Record::Confirm { transfer: r.u64()?, attempt: r.u16()?, landed: flag(&mut r)? }
+                }
+                tag::ABORT => {
+                    let (transfer, attempt, grant) = (r.u64()?, r.u16()?, r.u64()?);
+                    let reason = SenderReason::from_code(r.u8()?);
+                    let slot = if flag(&mut r)? { Some(Slot::read(&mut r)?) } else { None };
+                    Record::Abort { transfer, attempt, grant, reason, slot }
+                }
+                tag::ABORT_DONE => {
+                    let (transfer, attempt, slot) = (r.u64()?, r.u16()?, Slot::read(&mut r)?);
+                    let (grant, mask, posted) = (r.u64()?, r.u64()?, r.u32()?);
+                    let (reason, header) = (SenderReason::from_code(r.u8()?), flag(&mut r)?);
+                    Record::AbortDone { transfer, attempt, grant, reason, slot, mask, posted, header }
+                }
+                tag::ABORT_ACK => Record::AbortAck { transfer: r.u64()? },
+                tag::QUERY => Record::Query { transfer: r.u64()?, grant: r.u64()? },
+                tag::ANSWER => Record::Answer { transfer: r.u64()?, landed: flag(&mut r)? },
+                tag::REVOKE => Record::Revoke { grant: r.u64()? },
+                tag::REVOKED => Record::Revoked { grant: r.u64()? },
+                tag::FRAGMENT => {
+                    let (message, total, offset) = (r.u64()?, r.u32()?, r.u32()?);
+                    Record::Fragment { message, total, offset, bytes: r.take(r.remaining())? }
+                }
+                tag::PING => Record::Ping,
+                tag::PONG => Record::Pong,
+                tag::CLOSE => Record::Close { messages: r.u64()? },
+                _ => continue,
+            }));
+        }
+    }
+}
+
+fn flag(r: &mut Reader<'_>) -> Result<bool, Malformed> {
+    match r.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(r.malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLOT: Slot = Slot { index: 0xabc, generation: 0x12345 };
+
+    fn samples() -> Vec<Record<'static>> {
+        let (transfer, attempt, grant) = (7, 3, 99);
+        let reason = SenderReason::Deadline;
+        let mut v = vec![
+            Record::Notify { transfer, attempt, slot: SLOT },
+            Record::Confirm { transfer, attempt, landed: true },
+            Record::Abort { transfer, attempt, grant, reason, slot: Some(SLOT) },
+            Record::Abort { transfer, attempt, grant, reason: SenderReason::Revoked, slot: None },
+            Record::AbortDone {
+                transfer,
+                attempt,
+                grant,
+                reason,
+                slot: SLOT,
+                mask: 5,
+                posted: 2,
+                header: true,
+            },
+            Record::AbortAck { transfer },
+            Record::Query { transfer, grant },
+            Record::Answer { transfer, landed: false },
+            Record::Revoke { grant },
+            Record::Revoked { grant },
+            Record::Fragment { message: 1, total: 10, offset: 3, bytes: b"hello" },
+            Record::Ping,
+            Record::Pong,
+            Record::Close { messages: 12 },
+        ];
+        for counts in [&[][..], &[1, 0, 0, 0, 0, 1, 0, 0]] {
+            let counts = Counts(counts);
+            v.push(Record::Header {
+                transfer,
+                attempt,
+                slot: SLOT,
+                grant,
+                bytes: 5,
+                tag: 6,
+                mask: 3,
+                counts,
+            });
+        }
+        v
+    }
+
+    fn head(class: Class) -> Head {
+        Head { class, epoch: 1, resolved_below: 2, data_returned: 3, control_returned: 4, messages: 5 }
+    }
+
+    #[test]
+    fn b1_every_record_survives_a_round_trip() {
+        for class in [Class::Control, Class::Data] {
+            let mut b = Builder::new(4096);
+            b.begin(&head(class));
+            for r in samples() {
+                assert!(b.push(&r), "{r:?}");
+            }
+            let bytes = b.bytes().to_vec();
+            let (h, mut records) = parse(&bytes).expect("our own");
+            assert_eq!(h, head(class));
+            for want in samples() {
+                assert_eq!(records.next().expect("our own"), Some(want));
+            }
+            assert_eq!(records.next(), Ok(None));
+        }
+    }
+
+    #[test]
+    fn b1_a_full_builder_takes_no_more() {
+        let mut b = Builder::new(HEAD + 7);
+        b.begin(&head(Class::Control));
+        assert!(b.push(&Record::Ping) && !b.push(&Record::Pong));
+        assert_eq!(b.room(), 1);
+    }
+
+    #[test]
+    fn b1_unknown_records_and_longer_bodies_are_skipped() {
+        let mut b = Builder::new(4096);
+        b.begin(&head(Class::Control));
+        let mut bytes = b.bytes().to_vec();
+        Writer(&mut bytes).field(999, |w| {
+            w.raw(&[1; 9]);
+        });
+        Writer(&mut bytes).field(tag::REVOKE, |w| {
+            w.u64(4).u64(0);
+        });
+        let (_, mut records) = parse(&bytes).expect("valid");
+        assert_eq!(records.next(), Ok(Some(Record::Revoke { grant: 4 })));
+        assert_eq!(records.next(), Ok(None));
+    }
+
+    #[test]
+    fn b1_garbage_is_an_error_and_never_a_panic() {
+        let mut b = Builder::new(4096);
+        b.begin(&head(Class::Control));
+        for r in samples() {
+            b.push(&r);
+        }
+        let good = b.bytes().to_vec();
+        let read = |bytes: &[u8]| {
+            let Ok((_, mut records)) = parse(bytes) else { return };
+            while let Ok(Some(_)) = records.next() {}
+        };
+        for cut in 0..good.len() {
+            read(&good[..cut]);
+            assert!(cut >= HEAD || parse(&good[..cut]).is_err());
+        }
+        let mut seed = 1u64;
+        for _ in 0..20_000 {
+            let mut bad = good.clone();
+            for _ in 0..3 {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                let at = (seed >> 33) as usize % bad.len();
+                bad[at] = (seed >> 24) as u8;
+            }
+            read(&bad);
+        }
+    }
+}

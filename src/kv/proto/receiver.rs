@@ -1,0 +1,445 @@
+//! The receiving half: grants, slots, and when a transfer has landed or an aborted one is quiet.
+//!
+//! A slot collects everything about one transfer, in whatever order it comes: notifications (counted for each queue
+//! pair, K3), the header, and the messages of an abort. It says *landed* when header and counts agree exactly, and
+//! *quiet* (K4) when every queue pair that took part has said its last word and as many notifications have come as
+//! were posted. Nothing is ever allocated on the word of the peer beyond 4,096 slots.
+
+use super::config::{Config, MAX_QPS, MAX_SLOTS};
+use super::control::{Counts, Slot};
+use super::event::{AbortReason, Event, ProtocolViolation, SenderReason, TransferId};
+use super::ledger::{Grant, RxLedger};
+use super::outbox::{Outbox, Queued};
+use super::sender::WINDOW;
+
+type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
+
+fn broken<T>(rule: &'static str) -> Result<T> {
+    Err(ProtocolViolation::Rule(rule))
+}
+
+/// What a header has said.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    bytes: u64,
+    tag: u64,
+}
+
+/// What an abort has said so far.
+#[derive(Clone, Copy, Debug)]
+struct Abort {
+    /// Queue pairs that will say their last word; known with the first.
+    mask: Option<u64>,
+    done: u64,
+    header_posted: bool,
+}
+
+/// The transfer of a slot, known from the first message that names it.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    transfer: u64,
+    attempt: u16,
+    grant: u64,
+}
+
+#[derive(Debug, Default)]
+struct SlotState {
+    /// Of the transfer that uses it, or that used it last.
+    generation: u32,
+    busy: bool,
+    bound: Option<Bound>,
+    /// The transfer that a NOTIFY has named, before the header.
+    named: Option<u64>,
+    header: Option<Header>,
+    abort: Option<Abort>,
+    /// For each queue pair: notifications that came, that the header expects, that an abort says were posted.
+    counts: Vec<u32>,
+    expected: Vec<u32>,
+    posted: Vec<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Receiver {
+    pub(super) ledger: RxLedger,
+    slots: Vec<SlotState>,
+    qps: usize,
+    ordered: bool,
+    pub(super) arrived: u64,
+}
+
+impl Receiver {
+    pub(super) fn new(cfg: &Config, ledger: RxLedger, out: &mut Outbox) -> Self {
+        for (&grant, g) in &ledger.grants {
+            if g.revoking {
+                out.queue(Queued::Revoke { grant });
+            }
+        }
+        Self { ledger, slots: Vec::new(), qps: cfg.qps, ordered: cfg.ordered, arrived: 0 }
+    }
+
+    pub(super) fn issue_grant(&mut self, max_bytes: u64) -> u64 {
+        let id = self.ledger.next_grant;
+        self.ledger.next_grant += 1;
+        self.ledger.grants.insert(id, Grant { max_bytes, revoking: false, claimed: None });
+        id
+    }
+
+    /// From here on the grant's arrival cannot come any more. Unknown and used-up grants are ignored.
+    pub(super) fn revoke_grant(&mut self, grant: u64, out: &mut Outbox) {
+        let Some(g) = self.ledger.grants.get_mut(&grant) else { return };
+        let aborted = g.claimed.is_some_and(|s| self.slots[usize::from(s)].abort.is_some());
+        if g.revoking || aborted {
+            return;
+        }
+        g.revoking = true;
+        out.event(Event::Aborted { grant, reason: AbortReason::Revoked });
+        out.queue(Queued::Revoke { grant });
+    }
+
+    pub(super) fn on_resolved_below(&mut self, watermark: u64) {
+        if watermark > self.ledger.resolved_below {
+            self.ledger.resolved_below = watermark;
+            self.ledger.delivered.forget_below(watermark);
+            self.ledger.finished.raise_floor(watermark);
+        }
+    }
+
+    /// A notification: by immediate, or by a NOTIFY that names its transfer.
+    pub(super) fn on_notification(
+        &mut self,
+        qp: usize,
+        slot: Slot,
+        named: Option<(u64, u16)>,
+        out: &mut Outbox,
+    ) -> Result {
+        let ordered = self.ordered;
+        let state = self.activate(slot)?;
+        if let Some((transfer, attempt)) = named {
+            let fits = match (&state.bound, state.named) {
+                (Some(b), _) => (b.transfer, b.attempt) == (transfer, attempt),
+                (None, Some(earlier)) => earlier == transfer,
+                (None, None) => true,
+            };
+            if !fits {
+                return broken("a notification of another transfer");
+            }
+            state.named = Some(transfer);
+        }
+        state.counts[qp] = match state.counts[qp].checked_add(1) {
+            Some(n) if !ordered || n == 1 => n,
+            _ => return broken("one notification too many"),
+        };
+        self.evaluate(slot.index, out)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
+    pub(super) fn on_header(
+        &mut self,
+        transfer: u64,
+        attempt: u16,
+        slot: Slot,
+        grant: u64,
+        bytes: u64,
+        tag: u64,
+        mask: u64,
+        counts: Counts<'_>,
+        out: &mut Outbox,
+    ) -> Result {
+        if self.is_over(transfer)? {
+            return broken("a header of a transfer that is over");
+        }
+        let participants = mask.count_ones() as usize;
+        let wanted = if self.ordered { 0 } else { participants };
+        if mask == 0 || !self.is_mask(mask) || counts.len() != wanted || counts.iter().any(|n| n == 0) {
+            return broken("a header with impossible counts");
+        }
+        let granted = self.bind(slot, Bound { transfer, attempt, grant })?;
+        if bytes > granted {
+            return broken("more bytes than were granted");
+        }
+        let ordered = self.ordered;
+        let state = &mut self.slots[usize::from(slot.index)];
+        if state.header.is_some() {
+            return broken("a second header");
+        }
+        state.header = Some(Header { bytes, tag });
+        let mut counts = counts.iter();
+        for (qp, expected) in state.expected.iter_mut().enumerate() {
+            *expected = match mask >> qp & 1 {
+                0 => 0,
+                _ if ordered => 1,
+                // There is a count for each bit of the mask.
+                _ => counts.next().unwrap_or(0),
+            };
+        }
+        self.evaluate(slot.index, out)
+    }
+
+    pub(super) fn on_abort(
+        &mut self,
+        transfer: u64,
+        attempt: u16,
+        grant: u64,
+        reason: SenderReason,
+        slot: Option<Slot>,
+        out: &mut Outbox,
+    ) -> Result {
+        if self.is_over(transfer)? {
+            // Delivered: the confirmation is on its way. Below the watermark: the sender knows. Otherwise it may wait.
+            if transfer >= self.ledger.resolved_below && !self.ledger.delivered.contains(transfer) {
+                out.queue(Queued::AbortAck { transfer });
+            }
+            return Ok(());
+        }
+        if grant >= self.ledger.next_grant {
+            return broken("an abort under a grant that was never issued");
+        }
+        let Some(slot) = slot else {
+            // Nothing was posted, or on an earlier connection that is fenced: quiet at once.
+            self.end_unstarted(transfer, grant, AbortReason::Sender(reason), out)?;
+            out.queue(Queued::AbortAck { transfer });
+            return Ok(());
+        };
+        self.bind(slot, Bound { transfer, attempt, grant })?;
+        self.begin_abort(slot.index, grant, reason, out);
+        self.evaluate(slot.index, out)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
+    pub(super) fn on_abort_done(
+        &mut self,
+        qp: usize,
+        transfer: u64,
+        attempt: u16,
+        grant: u64,
+        reason: SenderReason,
+        slot: Slot,
+        mask: u64,
+        posted: u32,
+        header: bool,
+        out: &mut Outbox,
+    ) -> Result {
+        if self.is_over(transfer)? {
+            return Ok(());
+        }
+        if !self.is_mask(mask) || mask >> qp & 1 == 0 {
+            return broken("an abort of queue pairs that did not take part");
+        }
+        self.bind(slot, Bound { transfer, attempt, grant })?;
+        // Where there is no order, this may overtake the ABORT.
+        self.begin_abort(slot.index, grant, reason, out);
+        let state = &mut self.slots[usize::from(slot.index)];
+        let Some(abort) = &mut state.abort else { return Ok(()) };
+        let fits = abort.mask.is_none_or(|m| m == mask && abort.header_posted == header);
+        if !fits || abort.done >> qp & 1 == 1 {
+            return broken("contradicting ends of an abort");
+        }
+        abort.mask = Some(mask);
+        abort.header_posted = header;
+        abort.done |= 1 << qp;
+        state.posted[qp] = posted;
+        self.evaluate(slot.index, out)
+    }
+
+    /// The sender asks about a transfer of an earlier connection, which is fenced: whatever has not been delivered
+    /// never will be.
+    pub(super) fn on_query(&mut self, transfer: u64, grant: u64, out: &mut Outbox) -> Result {
+        if transfer < self.ledger.resolved_below {
+            return broken("a question about a transfer that was resolved");
+        }
+        if !self.is_over(transfer)? {
+            if grant >= self.ledger.next_grant {
+                return broken("a question about a grant that was never issued");
+            }
+            self.end_unstarted(transfer, grant, AbortReason::ConnectionLost, out)?;
+        }
+        let landed = self.ledger.delivered.contains(transfer);
+        out.queue(Queued::Answer { transfer, landed });
+        Ok(())
+    }
+
+    /// The sender has burned an unused grant.
+    pub(super) fn on_revoked(&mut self, grant: u64, out: &mut Outbox) -> Result {
+        match self.ledger.grants.get(&grant) {
+            // Ended otherwise in the meantime.
+            None if grant < self.ledger.next_grant => Ok(()),
+            Some(g) if g.revoking && g.claimed.is_none() => {
+                self.ledger.grants.remove(&grant);
+                out.event(Event::Freed { grant });
+                Ok(())
+            }
+            _ => broken("a grant burned that was not revoked, or that is in use"),
+        }
+    }
+
+    /// Tells the user that nothing more will come from this connection.
+    pub(super) fn on_lost(&mut self, out: &mut Outbox) {
+        for state in &mut self.slots {
+            let Some(bound) = state.bound.filter(|_| state.busy) else { continue };
+            let revoking = self.ledger.grants.get(&bound.grant).is_some_and(|g| g.revoking);
+            if state.abort.is_none() && !revoking {
+                out.event(Event::Aborted { grant: bound.grant, reason: AbortReason::ConnectionLost });
+            }
+        }
+    }
+
+    /// No write of this connection can arrive any more.
+    pub(super) fn on_fenced(&mut self, out: &mut Outbox) {
+        for state in std::mem::take(&mut self.slots) {
+            let Some(bound) = state.bound.filter(|_| state.busy) else { continue };
+            self.ledger.grants.remove(&bound.grant);
+            self.ledger.finished.insert(bound.transfer);
+            out.event(Event::Freed { grant: bound.grant });
+        }
+    }
+
+    fn is_mask(&self, mask: u64) -> bool {
+        self.qps == MAX_QPS || mask >> self.qps == 0
+    }
+
+    /// Whether a transfer has been delivered or closed before. Bounds what the peer may name.
+    fn is_over(&self, transfer: u64) -> Result<bool> {
+        if transfer >= self.ledger.resolved_below.saturating_add(WINDOW) {
+            return broken("a transfer beyond the window");
+        }
+        Ok(self.ledger.finished.contains(transfer))
+    }
+
+    /// The slot of a message, which must be in use with this generation, or about to be.
+    fn activate(&mut self, slot: Slot) -> Result<&mut SlotState> {
+        let index = usize::from(slot.index);
+        debug_assert!(slot.index < MAX_SLOTS);
+        if index >= self.slots.len() {
+            self.slots.resize_with(index + 1, SlotState::default);
+        }
+        let (qps, state) = (self.qps, &mut self.slots[index]);
+        if state.busy {
+            if state.generation != slot.generation {
+                return broken("a slot reused before it was free");
+            }
+        } else {
+            if slot.generation != Slot::next_generation(state.generation) {
+                return broken("a notification too many, or an unknown slot generation");
+            }
+            *state = SlotState {
+                generation: slot.generation,
+                busy: true,
+                counts: std::mem::take(&mut state.counts),
+                expected: std::mem::take(&mut state.expected),
+                posted: std::mem::take(&mut state.posted),
+                ..SlotState::default()
+            };
+            for v in [&mut state.counts, &mut state.expected, &mut state.posted] {
+                v.clear();
+                v.resize(qps, 0);
+            }
+        }
+        Ok(state)
+    }
+
+    /// Binds a slot to a transfer and its grant, or checks that it is. Answers the bytes granted.
+    fn bind(&mut self, slot: Slot, bound: Bound) -> Result<u64> {
+        let state = self.activate(slot)?;
+        match &state.bound {
+            Some(b) if (b.transfer, b.attempt, b.grant) == (bound.transfer, bound.attempt, bound.grant) => {}
+            Some(_) => return broken("two transfers in one slot"),
+            None if state.named.is_some_and(|t| t != bound.transfer) => {
+                return broken("two transfers in one slot");
+            }
+            None => {}
+        }
+        let was_bound = state.bound.is_some();
+        let Some(grant) = self.ledger.grants.get_mut(&bound.grant) else {
+            return broken("a transfer under a grant that is not open");
+        };
+        if !was_bound {
+            if grant.claimed.is_some() {
+                return broken("two transfers under one grant");
+            }
+            grant.claimed = Some(slot.index);
+            self.slots[usize::from(slot.index)].bound = Some(bound);
+        }
+        Ok(grant.max_bytes)
+    }
+
+    fn begin_abort(&mut self, index: u16, grant: u64, reason: SenderReason, out: &mut Outbox) {
+        let state = &mut self.slots[usize::from(index)];
+        if state.abort.is_some() {
+            return;
+        }
+        state.abort = Some(Abort { mask: None, done: 0, header_posted: false });
+        if self.ledger.grants.get(&grant).is_some_and(|g| !g.revoking) {
+            out.event(Event::Aborted { grant, reason: AbortReason::Sender(reason) });
+        }
+    }
+
+    /// Ends a transfer of which nothing can arrive on this connection.
+    fn end_unstarted(&mut self, transfer: u64, grant: u64, reason: AbortReason, out: &mut Outbox) -> Result {
+        if let Some(g) = self.ledger.grants.get(&grant) {
+            if g.claimed.is_some() {
+                return broken("two transfers under one grant");
+            }
+            if !g.revoking {
+                out.event(Event::Aborted { grant, reason });
+            }
+            self.ledger.grants.remove(&grant);
+            out.event(Event::Freed { grant });
+        }
+        self.ledger.finished.insert(transfer);
+        Ok(())
+    }
+
+    /// Looks whether a slot's transfer is complete, landed or quiet.
+    fn evaluate(&mut self, index: u16, out: &mut Outbox) -> Result {
+        let state = &mut self.slots[usize::from(index)];
+        let Some(Bound { transfer, attempt, grant }) = state.bound else { return Ok(()) };
+        if let Some(abort) = state.abort {
+            let Some(mask) = abort.mask.filter(|&m| m == abort.done) else { return Ok(()) };
+            let outside = |qp: usize| mask >> qp & 1 == 0;
+            let too_many =
+                (0..self.qps).any(|q| state.counts[q] > if outside(q) { 0 } else { state.posted[q] });
+            if too_many {
+                return broken("more notifications than were posted before the abort");
+            }
+            if state.counts != state.posted || (abort.header_posted && state.header.is_none()) {
+                return Ok(());
+            }
+            state.busy = false;
+            self.ledger.grants.remove(&grant);
+            self.ledger.finished.insert(transfer);
+            out.event(Event::Freed { grant });
+            out.queue(Queued::AbortAck { transfer });
+            return Ok(());
+        }
+        let Some(header) = state.header else { return Ok(()) };
+        if state.counts.iter().zip(&state.expected).any(|(got, want)| got > want) {
+            return broken("one notification too many");
+        }
+        if state.counts != state.expected {
+            return Ok(());
+        }
+        state.busy = false;
+        let revoked = self.ledger.grants.remove(&grant).is_some_and(|g| g.revoking);
+        self.ledger.finished.insert(transfer);
+        if revoked {
+            out.event(Event::Freed { grant });
+        } else {
+            self.ledger.delivered.insert(transfer);
+            self.arrived += 1;
+            out.event(Event::Arrived {
+                transfer: TransferId(transfer),
+                grant,
+                bytes: header.bytes,
+                tag: header.tag,
+            });
+        }
+        out.queue(Queued::Confirm { transfer, attempt, landed: !revoked });
+        Ok(())
+    }
+
+    /// No slot is in use.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.slots.iter().all(|s| !s.busy)
+    }
+}

@@ -1,0 +1,510 @@
+//! The sending half: transfers from the request to the receiver's word.
+//!
+//! ```text
+//!   waiting ── a slot is free ──▶ active ── plan cut, notifications posted ──▶ posted ── confirmed ──▶ over
+//!      └────────── abort ───────────┴──────────────────── abort ─────────────────┘  (aborting, acknowledged) ─▶ over
+//! ```
+//!
+//! A transfer is over when the peer has spoken and no work request is outstanding; only then its slot is used again.
+//! Transfers are numbered without gaps, so that a ring buffer holds them: no allocation in steady state.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::config::Config;
+use super::control::Slot;
+use super::event::{
+    Cause, Event, GrantRef, Outcome, ProtocolViolation, Reason, Refused, Resolution, SenderReason,
+    TransferId, WriteRequest,
+};
+use super::ledger::TxLedger;
+use super::outbox::{Outbox, Queued};
+use super::plan::{Cursor, Plan};
+
+/// Unresolved transfers that may exist, counted from the oldest. Bounds what the receiver must remember.
+pub(super) const WINDOW: u64 = 65_536;
+/// Ranges of used grants that are remembered; beyond, the oldest unused grants are burned.
+const USED_RANGES: usize = 65_536;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeaderState {
+    /// Its counts are not known.
+    Open,
+    Queued,
+    Posted,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Aborting {
+    pub(super) reason: SenderReason,
+    at: Instant,
+    /// ABORT_DONE has been queued on every queue pair that took part.
+    done_queued: bool,
+}
+
+/// One transfer.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub(super) grant: u64,
+    pub(super) tag: u64,
+    pub(super) attempt: u16,
+    pub(super) plan: Plan,
+    pub(super) cursor: Cursor,
+    deadline: Instant,
+    /// From activation on.
+    pub(super) slot: Option<Slot>,
+    /// Queue pairs on which something was posted.
+    pub(super) took_part: u64,
+    /// Ordered: queue pairs whose notification has been posted, and those where it is still to be.
+    pub(super) notified: u64,
+    pub(super) tail: u64,
+    /// Everything has been cut, and `tail` is final.
+    pub(super) cut: bool,
+    pub(super) header: HeaderState,
+    /// Data work requests that have not completed.
+    pub(super) outstanding: u32,
+    pub(super) abort: Option<Aborting>,
+    /// The peer has spoken.
+    pub(super) resolved: bool,
+    sent_told: bool,
+    done_told: bool,
+    released_told: bool,
+}
+
+impl Transfer {
+    /// All data and all notifications have been posted.
+    fn all_posted(&self) -> bool {
+        self.cut && self.tail == 0
+    }
+
+    /// The receiver may have delivered it, or may do so.
+    fn deliverable(&self) -> bool {
+        self.all_posted() && self.header == HeaderState::Posted
+    }
+
+    /// When something must have changed.
+    fn timeout(&self, cfg: &Config) -> Option<Instant> {
+        match self.abort {
+            Some(a) if self.outstanding > 0 || !self.done_told => Some(a.at + cfg.abort_grace),
+            Some(_) if self.resolved => None,
+            Some(a) => Some(a.at + cfg.abort_grace + cfg.peer_timeout),
+            None if self.resolved => self.deadline.checked_add(cfg.abort_grace),
+            None => Some(self.deadline),
+        }
+    }
+}
+
+/// A slot that an immediate can name.
+#[derive(Debug, Default)]
+struct SlotState {
+    generation: u32,
+    /// Unordered: notifications posted for each queue pair.
+    posted: Vec<u32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Sender {
+    pub(super) ledger: TxLedger,
+    /// Number of `transfers[0]`.
+    base: u64,
+    transfers: VecDeque<Option<Transfer>>,
+    /// Accepted, no slot yet.
+    waiting: VecDeque<u64>,
+    /// With a slot, and something to post.
+    pub(super) active: VecDeque<u64>,
+    /// Whose header can be sent.
+    pub(super) headers: VecDeque<u64>,
+    slots: Vec<SlotState>,
+    free: Vec<u16>,
+    /// No transfer has a time-out before this.
+    pub(super) timeout: Option<Instant>,
+    pub(super) landed: u64,
+    pub(super) not_delivered: u64,
+    pub(super) in_doubt: u64,
+}
+
+impl Sender {
+    /// Asks about what the ledger has in doubt, and tells of what the peer does not know.
+    pub(super) fn new(cfg: &Config, ledger: TxLedger, out: &mut Outbox) -> Self {
+        for (&transfer, &grant) in &ledger.in_doubt {
+            out.queue(Queued::Query { transfer, grant });
+        }
+        for (&transfer, &grant) in &ledger.untold {
+            out.queue(Queued::AbortEarlier { transfer, grant });
+        }
+        Self {
+            base: ledger.next,
+            ledger,
+            transfers: VecDeque::new(),
+            waiting: VecDeque::new(),
+            active: VecDeque::new(),
+            headers: VecDeque::new(),
+            slots: std::iter::repeat_with(SlotState::default).take(cfg.max_transfers.into()).collect(),
+            free: (0..cfg.max_transfers).rev().collect(),
+            timeout: None,
+            landed: 0,
+            not_delivered: 0,
+            in_doubt: 0,
+        }
+    }
+
+    /// Every transfer below this is resolved.
+    pub(super) fn resolved_below(&self) -> u64 {
+        [&self.ledger.in_doubt, &self.ledger.untold]
+            .into_iter()
+            .filter_map(|m| m.first_key_value().map(|(&t, _)| t))
+            .fold(self.base, u64::min)
+    }
+
+    /// Checks a request (K6, R10) and takes it. The grant is used from here on, whatever becomes of the transfer.
+    pub(super) fn write(&mut self, cfg: &Config, req: WriteRequest) -> Result<TransferId, Refused> {
+        let GrantRef { id: grant, owner_epoch, bound_epoch, max_bytes } = req.grant;
+        if owner_epoch != cfg.peer_epoch {
+            return Err(Refused::PeerRestarted { grant: owner_epoch, peer: cfg.peer_epoch });
+        }
+        if bound_epoch != cfg.local_epoch {
+            return Err(Refused::WrongPeer { bound: bound_epoch, local: cfg.local_epoch });
+        }
+        if req.plan.bytes() > max_bytes {
+            return Err(Refused::OutOfRange { asked: req.plan.bytes(), granted: max_bytes });
+        }
+        if self.ledger.next - self.resolved_below() >= WINDOW {
+            return Err(Refused::Full { limit: WINDOW });
+        }
+        if !self.ledger.used.insert(grant) {
+            return Err(Refused::StaleGrant { grant });
+        }
+        self.bound_used();
+        let id = self.ledger.next;
+        self.ledger.next += 1;
+        self.transfers.push_back(Some(Transfer {
+            grant,
+            tag: req.tag,
+            attempt: 0,
+            plan: req.plan,
+            cursor: Cursor::default(),
+            deadline: req.deadline,
+            slot: None,
+            took_part: 0,
+            notified: 0,
+            tail: 0,
+            cut: false,
+            header: HeaderState::Open,
+            outstanding: 0,
+            abort: None,
+            resolved: false,
+            sent_told: false,
+            done_told: false,
+            released_told: false,
+        }));
+        self.waiting.push_back(id);
+        self.timeout = Some(self.timeout.map_or(req.deadline, |t| t.min(req.deadline)));
+        Ok(TransferId(id))
+    }
+
+    fn bound_used(&mut self) {
+        if self.ledger.used.ranges() > USED_RANGES {
+            self.ledger.used.close_lowest_gap();
+        }
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<&Transfer> {
+        let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
+        self.transfers.get(index)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Transfer> {
+        let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
+        self.transfers.get_mut(index)?.as_mut()
+    }
+
+    fn ids(&self) -> std::ops::Range<u64> {
+        self.base..self.base + self.transfers.len() as u64
+    }
+
+    /// No transfer is alive, and nothing of an earlier connection is open.
+    pub(super) fn is_idle(&self) -> bool {
+        self.transfers.is_empty() && self.ledger.in_doubt.is_empty() && self.ledger.untold.is_empty()
+    }
+
+    /// Gives free slots to waiting transfers.
+    pub(super) fn activate(&mut self, cfg: &Config) {
+        while !self.free.is_empty() {
+            let Some(id) = self.waiting.pop_front() else { break };
+            if self.get(id).is_none_or(|t| t.abort.is_some()) {
+                continue;
+            }
+            let Some(index) = self.free.pop() else { break };
+            let state = &mut self.slots[usize::from(index)];
+            state.generation = Slot::next_generation(state.generation);
+            state.posted.clear();
+            if !cfg.ordered {
+                state.posted.resize(cfg.qps, 0);
+            }
+            let slot = Slot { index, generation: state.generation };
+            if let Some(t) = self.get_mut(id) {
+                t.slot = Some(slot);
+            }
+            self.active.push_back(id);
+        }
+    }
+
+    /// Notifications posted by a transfer, by queue pair; empty on an ordered transport.
+    pub(super) fn posted(&self, slot: Slot) -> &[u32] {
+        &self.slots[usize::from(slot.index)].posted
+    }
+
+    pub(super) fn posted_mut(&mut self, slot: Slot) -> &mut [u32] {
+        &mut self.slots[usize::from(slot.index)].posted
+    }
+
+    /// Ends a transfer early. Answers whether ABORT_DONE is to be queued on the queue pairs of its mask.
+    pub(super) fn abort(
+        &mut self,
+        cfg: &Config,
+        id: u64,
+        reason: SenderReason,
+        now: Instant,
+        out: &mut Outbox,
+    ) -> Option<u64> {
+        let t = self.get_mut(id)?;
+        if t.abort.is_some() || t.resolved {
+            return None;
+        }
+        t.abort = Some(Aborting { reason, at: now, done_queued: false });
+        out.queue(Queued::Abort { transfer: id });
+        if !t.deliverable() {
+            self.tell_done(id, Outcome::NotDelivered(reason.into()), out);
+        }
+        let unused_slot = self.get_mut(id).filter(|t| t.took_part == 0).and_then(|t| t.slot.take());
+        if let Some(slot) = unused_slot {
+            // The receiver has never heard of this use of the slot.
+            self.slots[usize::from(slot.index)].generation = slot.generation.wrapping_sub(1) & 0xf_ffff;
+            self.free.push(slot.index);
+        }
+        let mask = self.settle(id, out);
+        let timeout = self.get(id).and_then(|t| t.timeout(cfg));
+        self.timeout = [self.timeout, timeout].into_iter().flatten().min();
+        mask
+    }
+
+    /// A data work request has completed. Answers as `abort` does.
+    pub(super) fn on_sent(&mut self, id: u64, out: &mut Outbox) -> Option<u64> {
+        let t = self.get_mut(id)?;
+        debug_assert!(t.outstanding > 0);
+        t.outstanding = t.outstanding.saturating_sub(1);
+        self.settle(id, out)
+    }
+
+    /// Tells what can be told, and lets go of a transfer that is over.
+    fn settle(&mut self, id: u64, out: &mut Outbox) -> Option<u64> {
+        let t = self.get_mut(id)?;
+        if t.outstanding > 0 {
+            return None;
+        }
+        if t.all_posted() && t.abort.is_none() && !t.sent_told {
+            t.sent_told = true;
+            out.event(Event::Sent { id: TransferId(id) });
+        }
+        if (t.all_posted() || t.abort.is_some()) && !t.released_told {
+            t.released_told = true;
+            out.event(Event::Released { id: TransferId(id) });
+        }
+        if t.resolved {
+            self.remove(id);
+            return None;
+        }
+        let mask = t.took_part;
+        let abort = t.abort.as_mut()?;
+        (mask != 0 && !std::mem::replace(&mut abort.done_queued, true)).then_some(mask)
+    }
+
+    fn remove(&mut self, id: u64) {
+        let Some(index) = id.checked_sub(self.base).and_then(|i| usize::try_from(i).ok()) else { return };
+        let Some(t) = self.transfers.get_mut(index).and_then(Option::take) else { return };
+        if let Some(slot) = t.slot {
+            self.free.push(slot.index);
+        }
+        while let Some(None) = self.transfers.front() {
+            self.transfers.pop_front();
+            self.base += 1;
+        }
+    }
+
+    fn tell_done(&mut self, id: u64, outcome: Outcome, out: &mut Outbox) {
+        let Some(t) = self.get_mut(id).filter(|t| !t.done_told) else { return };
+        t.done_told = true;
+        match outcome {
+            Outcome::Landed => self.landed += 1,
+            Outcome::NotDelivered(_) => self.not_delivered += 1,
+            Outcome::InDoubt(_) => self.in_doubt += 1,
+        }
+        out.event(Event::Done { id: TransferId(id), outcome });
+    }
+
+    /// The receiver's word. A repeated one is ignored.
+    pub(super) fn on_confirm(
+        &mut self,
+        id: u64,
+        attempt: u16,
+        landed: bool,
+        out: &mut Outbox,
+    ) -> Result<(), ProtocolViolation> {
+        let next = self.ledger.next;
+        let Some(t) = self.get_mut(id) else {
+            let known = id < next;
+            return if known {
+                Ok(())
+            } else {
+                Err(ProtocolViolation::Rule("a transfer confirmed that never was"))
+            };
+        };
+        if t.attempt != attempt || !t.deliverable() {
+            return Err(ProtocolViolation::Rule("a transfer confirmed that was not sent"));
+        }
+        if t.resolved {
+            return Ok(());
+        }
+        t.resolved = true;
+        let outcome = if landed { Outcome::Landed } else { Outcome::NotDelivered(Reason::Revoked) };
+        self.tell_done(id, outcome, out);
+        self.settle(id, out);
+        Ok(())
+    }
+
+    /// The receiver is done with an aborted transfer, of this connection or an earlier one.
+    pub(super) fn on_abort_ack(&mut self, id: u64, out: &mut Outbox) -> Result<(), ProtocolViolation> {
+        self.ledger.untold.remove(&id);
+        let next = self.ledger.next;
+        let Some(t) = self.get_mut(id) else {
+            let known = id < next;
+            return if known {
+                Ok(())
+            } else {
+                Err(ProtocolViolation::Rule("an abort acknowledged that never was"))
+            };
+        };
+        let Some(abort) = t.abort else {
+            return Err(ProtocolViolation::Rule("an abort acknowledged that never was"));
+        };
+        t.resolved = true;
+        self.tell_done(id, Outcome::NotDelivered(abort.reason.into()), out);
+        self.settle(id, out);
+        Ok(())
+    }
+
+    pub(super) fn on_answer(
+        &mut self,
+        id: u64,
+        landed: bool,
+        out: &mut Outbox,
+    ) -> Result<(), ProtocolViolation> {
+        if self.ledger.in_doubt.remove(&id).is_none() {
+            return Err(ProtocolViolation::Rule("an answer without a question"));
+        }
+        let resolution = if landed { Resolution::Landed } else { Resolution::NotDelivered };
+        out.event(Event::Resolved { id: TransferId(id), resolution });
+        Ok(())
+    }
+
+    /// The receiver takes a grant back. Answers the transfer to abort, if there is one that can be.
+    pub(super) fn on_revoke(&mut self, grant: u64, out: &mut Outbox) -> Option<u64> {
+        if self.ledger.used.insert(grant) {
+            self.bound_used();
+            out.queue(Queued::Revoked { grant });
+            return None;
+        }
+        self.ids().find(|&id| {
+            // One that is deliverable ends by the receiver's word.
+            self.get(id).is_some_and(|t| t.grant == grant && t.abort.is_none() && !t.deliverable())
+        })
+    }
+
+    /// Transfers that must be aborted now, or the cause to give up for.
+    pub(super) fn on_timeout(&mut self, cfg: &Config, now: Instant) -> Result<Vec<u64>, Cause> {
+        let mut late = Vec::new();
+        if self.timeout.is_none_or(|t| now < t) {
+            return Ok(late);
+        }
+        let mut next: Option<Instant> = None;
+        for id in self.ids() {
+            let Some(t) = self.get(id) else { continue };
+            let Some(at) = t.timeout(cfg) else { continue };
+            if now < at {
+                next = Some(next.map_or(at, |n| n.min(at)));
+            } else if t.abort.is_none() && !t.resolved {
+                late.push(id);
+            } else if t.outstanding > 0 || !t.done_told {
+                return Err(Cause::AbortStuck);
+            } else {
+                return Err(Cause::PeerLost);
+            }
+        }
+        self.timeout = next;
+        Ok(late)
+    }
+
+    /// The connection is over: tells every outcome, and remembers what a reconnect must resolve.
+    pub(super) fn on_lost(&mut self, cause: Cause, out: &mut Outbox) {
+        self.waiting.clear();
+        self.active.clear();
+        self.headers.clear();
+        self.timeout = None;
+        for id in self.ids() {
+            let Some(t) = self.get_mut(id) else { continue };
+            let (grant, resolved, deliverable) = (t.grant, t.resolved, t.deliverable());
+            let outstanding = t.outstanding;
+            if !resolved && deliverable && !t.done_told {
+                self.ledger.in_doubt.insert(id, grant);
+                self.tell_done(id, Outcome::InDoubt(Reason::Lost(cause)), out);
+            } else if !resolved {
+                self.ledger.untold.insert(id, grant);
+                self.tell_done(id, Outcome::NotDelivered(Reason::Lost(cause)), out);
+            }
+            if outstanding == 0 {
+                self.release(id, out);
+            }
+        }
+    }
+
+    /// After the loss: a work request has completed or been flushed.
+    pub(super) fn on_sent_lost(&mut self, id: u64, out: &mut Outbox) {
+        let Some(t) = self.get_mut(id) else { return };
+        t.outstanding = t.outstanding.saturating_sub(1);
+        if t.outstanding == 0 {
+            self.release(id, out);
+        }
+    }
+
+    /// After the loss: no device can read any source.
+    pub(super) fn on_fenced(&mut self, out: &mut Outbox) {
+        for id in self.ids() {
+            self.release(id, out);
+        }
+    }
+
+    fn release(&mut self, id: u64, out: &mut Outbox) {
+        let Some(t) = self.get_mut(id) else { return };
+        if !std::mem::replace(&mut t.released_told, true) {
+            out.event(Event::Released { id: TransferId(id) });
+        }
+        self.remove(id);
+    }
+
+    /// All slots are free.
+    #[cfg(test)]
+    pub(super) fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+}
+
+impl From<SenderReason> for Reason {
+    fn from(r: SenderReason) -> Self {
+        match r {
+            SenderReason::Cancelled => Self::Cancelled,
+            SenderReason::Deadline => Self::Deadline,
+            SenderReason::Revoked => Self::Revoked,
+            SenderReason::ConnectionLost => Self::Lost(Cause::Local),
+        }
+    }
+}
