@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 
-use landfall::kv::{Arrival, KvChannel, KvPool, Layout};
+use landfall::kv::{Arrival, Dtype, KvChannel, KvPool, Layout};
 use sha2::{Digest, Sha256};
 
 use crate::args::Args;
@@ -16,7 +16,7 @@ const BLOCK: usize = 256 << 10;
 const BLOCKS: u32 = 1024;
 
 pub fn layout() -> Result<Layout, Error> {
-    Ok(Layout::contiguous(1, BLOCKS, BLOCK as u64)?.dtype("file")?)
+    Ok(Layout::contiguous(1, BLOCKS, BLOCK as u64)?.with_dtype(Dtype::new("file")?))
 }
 
 /// Streams the file; its SHA-256 in hexadecimal.

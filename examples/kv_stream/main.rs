@@ -15,7 +15,7 @@ use std::process::{ExitCode, Stdio};
 
 use args::{Args, Side};
 use landfall::device::{Device, SoftConfig};
-use landfall::kv::{KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
+use landfall::kv::{Dtype, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
 use landfall::memory::Memory;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -83,7 +83,7 @@ async fn run(args: &Args) -> Result<bool, Error> {
     match args.side {
         Side::Listen(address) => {
             let endpoint = endpoint(args, PoolAccess::Target).await?;
-            let listener = endpoint.listen(address).await?;
+            let mut listener = endpoint.listen(address).await?;
             if args.child {
                 println!("{}", listener.local_addr());
             } else {
@@ -122,7 +122,7 @@ async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> 
     let memory = Memory::anonymous(layout.required_bytes());
     let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
     let config = KvConfig::default().qps(args.qps).spin(args.spin);
-    Ok(KvEndpoint::new(&device, pool, config)?)
+    Ok(KvEndpoint::new(pool, config)?)
 }
 
 /// The address on which this side's data connections are made: the one that it listens on, or that its route to the
@@ -143,7 +143,7 @@ pub fn layout(args: &Args) -> Result<Layout, Error> {
         return file::layout();
     }
     let block_bytes = u64::from(args.page) * args.token_bytes;
-    Ok(Layout::contiguous(args.layers, args.tokens / args.page, block_bytes)?.dtype("bf16")?)
+    Ok(Layout::contiguous(args.layers, args.tokens / args.page, block_bytes)?.with_dtype(Dtype::new("bf16")?))
 }
 
 /// Starts this program again as the decode side, on an address of its own choice.

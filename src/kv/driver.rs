@@ -65,7 +65,8 @@ struct Inner {
     grants: HashMap<u64, Blocks>,
     arrivals: VecDeque<Result<Arrival, ArrivalError>>,
     messages: VecDeque<Vec<u8>>,
-    resolved: Vec<(TransferId, Resolution)>,
+    /// Transfers of earlier connections that were in doubt, and what became of them.
+    doubts: HashMap<TransferId, Option<Resolution>>,
     /// Waiting for an arrival, a message, a free transfer slot or message room, the end, a resolution.
     waiting: [Vec<Waker>; WAITS],
     state: State,
@@ -113,6 +114,7 @@ struct WriteEntry {
     detached: bool,
     bytes: u64,
     descriptors: u64,
+    wrs: u64,
 }
 
 /// What is to be done after the lock is released.
@@ -162,6 +164,8 @@ pub(crate) struct Parts {
     pub(crate) cq: Cq,
     pub(crate) queues: Vec<Queue>,
     pub(crate) peer: PeerPool,
+    /// What the ledger of `conn` has in doubt.
+    pub(crate) doubts: Vec<TransferId>,
     pub(crate) pool: KvPool,
     pub(crate) spin: Duration,
     pub(crate) deadline: Duration,
@@ -184,7 +188,7 @@ impl KvDriver {
                 grants: HashMap::new(),
                 arrivals: VecDeque::new(),
                 messages: VecDeque::new(),
-                resolved: Vec::new(),
+                doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
                 waiting: Default::default(),
                 state: State::Open,
                 first_cause: None,
@@ -449,11 +453,11 @@ impl KvDriver {
 
     pub(crate) fn poll_resolution(&self, cx: &Context<'_>, id: TransferId) -> Poll<Option<Resolution>> {
         self.wait(cx, |inner, _, waker| {
-            if let Some(&(_, resolution)) = inner.resolved.iter().find(|(resolved, _)| *resolved == id) {
-                return Some(Some(resolution));
-            }
-            if inner.closed().is_some() {
-                return Some(None);
+            match inner.doubts.get(&id) {
+                None => return Some(None),
+                Some(&Some(resolution)) => return Some(Some(resolution)),
+                Some(None) if inner.closed().is_some() => return Some(None),
+                Some(None) => {}
             }
             inner.enlist(Wait::Resolution, waker);
             None
@@ -604,6 +608,10 @@ impl Inner {
             self.completion(&cqe, now, after);
         }
         let more = self.turn(now, after);
+        if taken > 0 {
+            // What was acknowledged or has finished has made room.
+            self.wake(Wait::Room, after);
+        }
         taken > 0 || more
     }
 
@@ -718,11 +726,17 @@ impl Inner {
             for queue in &mut self.queues {
                 queue.destroy(|token| conn.handle_sent(token, false, now));
             }
-            conn.fenced(now);
+            conn.fenced();
         }
         self.events(now, after);
         self.state = State::Ended { cause };
-        after.ledger = self.conn.take().map(Connection::into_ledger);
+        after.ledger = self.conn.take().map(|conn| {
+            let mut ledger = conn.into_ledger();
+            // Their blocks go back to the pool now, so nobody may write to them under these grants any more. The sender
+            // refuses them by their connection.
+            ledger.burn_grants();
+            ledger
+        });
         after.blocks.extend(self.grants.drain().map(|(_, blocks)| blocks));
         for wait in [Wait::Arrival, Wait::Message, Wait::Room, Wait::End, Wait::Resolution] {
             self.wake(wait, after);
@@ -737,9 +751,10 @@ impl Inner {
                         entry.local.get_or_insert(now);
                     }
                 }
-                Event::Done { id, outcome } => {
+                Event::Done { id, outcome, wrs } => {
                     if let Some(entry) = self.writes.get_mut(&id) {
                         entry.outcome = Some(outcome);
+                        entry.wrs = wrs;
                         entry.landed = Some(now);
                     }
                     self.wake(Wait::Room, after);
@@ -752,7 +767,7 @@ impl Inner {
                     self.write_event(id, after);
                 }
                 Event::Resolved { id, resolution } => {
-                    self.resolved.push((id, resolution));
+                    self.doubts.insert(id, Some(resolution));
                     self.wake(Wait::Resolution, after);
                 }
                 Event::Arrived { transfer, grant, bytes, tag } => {
@@ -770,7 +785,6 @@ impl Inner {
                     self.messages.push_back(bytes);
                     self.wake(Wait::Message, after);
                 }
-                Event::MessageRoom => self.wake(Wait::Room, after),
                 Event::PeerClosed => self.closing = true,
                 Event::Lost(cause) => self.fail(cause, "see the cause", now, after),
                 Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),
@@ -845,6 +859,7 @@ impl Inner {
                         detached: false,
                         bytes,
                         descriptors,
+                        wrs: 0,
                     },
                 );
                 if self.turn(started, after) {
@@ -886,17 +901,16 @@ impl Inner {
             }
             return None;
         }
-        let wrs = self.conn.as_ref().map_or(0, |_| 0);
         let entry = self.writes.remove(&id)?;
         let result = match entry.outcome? {
-            Outcome::Landed { wrs: posted } => {
+            Outcome::Landed => {
                 let since = |at: Option<Instant>| at.map_or(Duration::ZERO, |at| at - entry.started);
                 let landed = since(entry.landed);
                 Ok(Landed {
                     transfer: id,
                     bytes: entry.bytes,
                     descriptors: entry.descriptors,
-                    wrs: posted.max(wrs),
+                    wrs: entry.wrs,
                     local: entry.local.map_or(landed, |at| at - entry.started),
                     landed,
                 })

@@ -7,7 +7,7 @@ use super::config::{CONTROL_BYTES, KvConfig};
 use super::driver::{KvDriver, OnEnd, Parts};
 use super::endpoint::Shared;
 use super::layout::{Dtype, Layout};
-use super::proto::{self, Connection, Ledger, Part, Seams};
+use super::proto::{self, Connection, Ledger, Part, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
 use super::targets::PeerPool;
 use crate::connect::{
@@ -163,6 +163,7 @@ pub(super) fn driver(
         abort_grace: config.abort_grace,
     };
     let peer_pool = peer_pool(peer).map_err(Reject::local_error)?;
+    let doubts = ledger.in_doubt().map(TransferId).collect();
     let conn = Connection::new(proto, ledger, Instant::now())
         .map_err(|e| Reject::Malformed { what: e.to_string() }.local_error())?;
     let parts = Parts {
@@ -170,6 +171,7 @@ pub(super) fn driver(
         cq,
         queues,
         peer: peer_pool,
+        doubts,
         pool: shared.pool.clone(),
         spin: config.spin,
         deadline: config.deadline,

@@ -8,6 +8,12 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub u64);
 
+impl std::fmt::Display for TransferId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Names a posted work request; handed back once, when it has completed. Opaque to the caller, who may put it in
 /// the work request's id: the two highest bits are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +127,8 @@ pub enum Cause {
     CloseTimeout,
     #[error(transparent)]
     Violation(#[from] ProtocolViolation),
+    #[error("closed by both sides")]
+    Closed,
     #[error("ended locally")]
     Local,
 }
@@ -161,24 +169,38 @@ pub enum Resolution {
 }
 
 /// Why a grant's arrival will not come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum AbortReason {
     /// The sender's side: cancelled, or its deadline passed.
+    #[error("by the sender: {0}")]
     Sender(SenderReason),
     /// We revoked it.
+    #[error("the grant was revoked")]
     Revoked,
     /// The connection died under it.
+    #[error("the connection was lost")]
     ConnectionLost,
     /// The peer that it was bound to has restarted.
+    #[error("the peer restarted")]
     PeerRestarted,
 }
 
 /// What the sender says with an abort.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SenderReason {
+    /// The write was cancelled: its future was dropped.
+    #[error("cancelled")]
     Cancelled,
+    /// Its deadline passed.
+    #[error("its deadline passed")]
     Deadline,
+    /// The receiver had revoked the grant.
+    #[error("the grant was revoked")]
     Revoked,
+    /// An earlier connection died before everything was sent.
+    #[error("an earlier connection was lost")]
     ConnectionLost,
 }
 
@@ -186,8 +208,8 @@ pub enum SenderReason {
 pub(crate) enum Event {
     /// Sender: every work request of the transfer has completed locally. Nothing is known of the far end.
     Sent { id: TransferId },
-    /// Sender: the outcome. Exactly one for each accepted write.
-    Done { id: TransferId, outcome: Outcome },
+    /// Sender: the outcome, and the number of WRITEs of payload. Exactly one for each accepted write.
+    Done { id: TransferId, outcome: Outcome, wrs: u64 },
     /// Sender: no device reads the sources any more. Exactly one for each accepted write, before or after `Done`.
     Released { id: TransferId },
     /// Sender, after a reconnect: what became of a transfer that was in doubt.

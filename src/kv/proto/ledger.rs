@@ -84,6 +84,11 @@ impl Ledger {
         self.tx.in_doubt.keys().copied()
     }
 
+    /// Takes every grant back that was issued: a new connection starts without any.
+    pub(crate) fn burn_grants(&mut self) {
+        self.rx.grants.clear();
+    }
+
     /// Grants that have been issued and neither used up nor freed. When this ledger is dropped instead of being
     /// used for a reconnect, and the queue pairs are destroyed, their blocks are free.
     pub(crate) fn open_grants(&self) -> impl Iterator<Item = u64> {

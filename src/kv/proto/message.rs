@@ -41,12 +41,13 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn send(&mut self, message: Vec<u8>) -> Result<(), MessageRefused> {
+    /// Queues `message`, or gives it back.
+    pub(super) fn send(&mut self, message: Vec<u8>) -> Result<(), (MessageRefused, Vec<u8>)> {
         if message.len() > MAX_MESSAGE {
-            return Err(MessageRefused::TooLong { asked: message.len(), limit: MAX_MESSAGE });
+            return Err((MessageRefused::TooLong { asked: message.len(), limit: MAX_MESSAGE }, message));
         }
         if self.queued_bytes + message.len() > QUEUE_BYTES || self.queue.len() >= QUEUE_MESSAGES {
-            return Err(MessageRefused::Full { queued: self.queued_bytes });
+            return Err((MessageRefused::Full { queued: self.queued_bytes }, message));
         }
         self.queued_bytes += message.len();
         self.queue.push_back(message);

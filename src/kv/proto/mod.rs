@@ -59,6 +59,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 pub(crate) use config::{Config, ConfigError, Credits, Notify, SQ_RESERVE};
+pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub(crate) use event::*;
 pub(crate) use ledger::Ledger;
 pub(crate) use message::MAX_MESSAGE;
@@ -238,10 +239,10 @@ impl Connection {
     }
 
     /// Queues a message for the peer's application: reliable and in order while this connection lives, at most
-    /// [`MAX_MESSAGE`] bytes.
-    pub(crate) fn send_message(&mut self, message: Vec<u8>) -> Result<(), MessageRefused> {
+    /// [`MAX_MESSAGE`] bytes. A refused one comes back.
+    pub(crate) fn send_message(&mut self, message: Vec<u8>) -> Result<(), (MessageRefused, Vec<u8>)> {
         let result = if self.state != State::Open || self.closing || self.peer_closed.is_some() {
-            Err(MessageRefused::Closed)
+            Err((MessageRefused::Closed, message))
         } else {
             self.outgoing.send(message)
         };

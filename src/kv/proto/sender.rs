@@ -63,6 +63,8 @@ pub(super) struct Transfer {
     pub(super) header: HeaderState,
     /// Data work requests that have not completed.
     pub(super) outstanding: u32,
+    /// WRITEs of payload that have been posted.
+    pub(super) wrs: u64,
     pub(super) abort: Option<Aborting>,
     /// The peer has spoken.
     pub(super) resolved: bool,
@@ -191,6 +193,7 @@ impl Sender {
             cut: false,
             header: HeaderState::Open,
             outstanding: 0,
+            wrs: 0,
             abort: None,
             resolved: false,
             sent_told: false,
@@ -334,12 +337,13 @@ impl Sender {
     fn tell_done(&mut self, id: u64, outcome: Outcome, out: &mut Outbox) {
         let Some(t) = self.get_mut(id).filter(|t| !t.done_told) else { return };
         t.done_told = true;
+        let wrs = t.wrs;
         match outcome {
             Outcome::Landed => self.landed += 1,
             Outcome::NotDelivered(_) => self.not_delivered += 1,
             Outcome::InDoubt(_) => self.in_doubt += 1,
         }
-        out.event(Event::Done { id: TransferId(id), outcome });
+        out.event(Event::Done { id: TransferId(id), outcome, wrs });
     }
 
     /// The receiver's word. A repeated one is ignored.

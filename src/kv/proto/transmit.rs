@@ -111,6 +111,7 @@ impl Connection {
         t.took_part |= 1 << qp;
         if piece.is_some() || by_imm {
             t.outstanding += 1;
+            t.wrs += u64::from(piece.is_some());
             self.outstanding += 1;
             if notify {
                 t.notified |= 1 << qp;
