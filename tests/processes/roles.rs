@@ -1,0 +1,139 @@
+//! What a peer process does. The entry is an ignored test, which `harness::Peer` runs by name.
+
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use landfall::device::Profile;
+use landfall::kv::{ArrivalError, Grant, KvChannel, KvConfig, KvEndpoint, WriteRequest};
+
+use crate::blocks::fill;
+use crate::harness::{ADDRESS, BLOCKS, LIVENESS, MARK, PROFILE, ROLE, endpoint};
+use crate::{idle, runtime};
+
+#[test]
+#[ignore = "a peer process of the other tests, not a test"]
+fn peer() {
+    let role = variable(ROLE).expect("started by a test, with a role");
+    if role == "runtime-dropped" {
+        return runtime::dropped();
+    }
+    let profile: Profile = variable(PROFILE).unwrap().parse().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let endpoint = endpoint(profile, config()).await;
+        match role.as_str() {
+            "receiver" => receiver(&endpoint).await,
+            "sender" => sender(&endpoint).await,
+            "idle-receiver" => idle::receiver(&endpoint).await,
+            "idle-sender" => idle::sender(&endpoint).await,
+            "pending-sender" => idle::pending(&endpoint).await,
+            other => panic!("no role {other}"),
+        }
+    });
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn config() -> KvConfig {
+    let config = KvConfig::default();
+    let Some(liveness) = variable(LIVENESS) else { return config };
+    let (heartbeat, timeout) = liveness.split_once(' ').unwrap();
+    let ms = |text: &str| Duration::from_millis(text.parse().unwrap());
+    config.heartbeat(ms(heartbeat)).peer_timeout(ms(timeout))
+}
+
+/// Says a line to the test that started this process.
+pub fn say(line: impl std::fmt::Display) {
+    let mut out = std::io::stdout().lock();
+    // The runner may have begun a line.
+    writeln!(out, "\n{MARK}{line}").unwrap();
+    out.flush().unwrap();
+}
+
+/// The next command of the test; `None` at the end of standard input. Blocks: nothing else runs meanwhile.
+pub fn command() -> Option<String> {
+    let mut line = String::new();
+    match std::io::stdin().lock().read_line(&mut line) {
+        Ok(0) | Err(_) => None,
+        Ok(_) => Some(line.trim().to_owned()),
+    }
+}
+
+/// The channel that the other process dials.
+pub async fn accepted(endpoint: &KvEndpoint) -> KvChannel {
+    let address: SocketAddr = variable(ADDRESS).as_deref().unwrap_or("127.0.0.1:0").parse().unwrap();
+    let mut listener = endpoint.listen(address).await.unwrap();
+    say(format_args!("listening {}", listener.local_addr()));
+    listener.accept().await.unwrap()
+}
+
+pub async fn dialled(endpoint: &KvEndpoint) -> KvChannel {
+    endpoint.connect(variable(ADDRESS).expect("an address to dial")).await.unwrap()
+}
+
+/// Answers a message `N` by a grant of `N` blocks; takes arrivals; says how it ended, when it has.
+async fn receiver(endpoint: &KvEndpoint) {
+    let channel = accepted(endpoint).await;
+    let granting = async {
+        while let Ok(wanted) = channel.recv_message().await {
+            let count = u32::from_le_bytes(wanted.try_into().unwrap());
+            let blocks = channel.pool().alloc(count).await.unwrap();
+            let Ok(grant) = channel.grant(blocks) else { return };
+            if channel.send_message(grant.to_bytes()).await.is_err() {
+                return;
+            }
+        }
+    };
+    let taking = async {
+        loop {
+            match channel.next_arrival().await {
+                Ok(arrival) => say(format_args!("arrived {}", arrival.tag())),
+                Err(ArrivalError::Aborted { .. }) => say("aborted"),
+                Err(_) => return,
+            }
+        }
+    };
+    tokio::join!(granting, taking);
+    finish(&channel).await;
+}
+
+/// Asks for grants of one block each, four at a time, and writes for as long as the channel lives.
+async fn sender(endpoint: &KvEndpoint) {
+    let channel = dialled(endpoint).await;
+    let (mut landed, mut tag) = (0u64, 0);
+    'stream: loop {
+        let mut writes = Vec::new();
+        for _ in 0..4 {
+            let Ok(grant) = ask(&channel, 1).await else { break 'stream };
+            let mut source = channel.pool().alloc(1).await.unwrap();
+            fill(&mut source, tag);
+            writes.push(channel.write(WriteRequest::new(&grant, source).tag(tag)));
+            tag += 1;
+        }
+        for write in writes {
+            landed += u64::from(write.await.0.is_ok());
+        }
+    }
+    say(format_args!("landed {landed}"));
+    finish(&channel).await;
+}
+
+/// Has the peer grant `count` blocks.
+pub async fn ask(channel: &KvChannel, count: u32) -> Result<Grant, landfall::kv::ChannelClosed> {
+    // A channel that ends says so at the next message.
+    let _ = channel.send_message(count.to_le_bytes().to_vec()).await;
+    Ok(Grant::from_bytes(&channel.recv_message().await?).unwrap())
+}
+
+/// The channel has ended: its cause, and that every block has come back; then waits to be let go.
+async fn finish(channel: &KvChannel) {
+    let closed = channel.closed().await;
+    while channel.pool().free_blocks() < BLOCKS {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    say(format_args!("ended {closed}"));
+    while command().is_some() {}
+}
