@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use landfall::device::{Device, Profile, SoftConfig};
 use landfall::kv::{KvConfig, KvEndpoint, KvPool, Layout};
@@ -126,8 +126,23 @@ impl Peer {
         self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
+    /// Freezes the process, and returns when every thread of it has stopped. Nothing of ours runs meanwhile.
     pub fn freeze(&self) {
         self.signal(libc::SIGSTOP);
+        let start = Instant::now();
+        while !self.is_stopped() {
+            assert!(start.elapsed() < PATIENCE, "the peer does not stop");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The state is the field after the name, which is in parentheses: see proc_pid_stat(5).
+    fn is_stopped(&self) -> bool {
+        let pid = self.child.id().expect("the peer runs");
+        std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
+            stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))
+        })
     }
 
     pub fn wake(&self) {

@@ -7,7 +7,7 @@ use landfall::kv::{ArrivalError, KvChannel, WriteError, WriteRequest};
 
 use crate::blocks::{fill, wrong};
 use crate::harness::{ADDRESS, BLOCKS, Peer, SOON, endpoint, on_every_profile, soon, until, within};
-use crate::roles::ask;
+use crate::roles::{Stream, ask};
 
 on_every_profile!(
     k5_a_receiver_killed_in_the_middle_of_writes_and_its_next_life,
@@ -19,7 +19,10 @@ on_every_profile!(
 async fn is_dead(channel: &KvChannel) {
     let closed = within("the channel's end", channel.closed()).await;
     assert!(!closed.is_graceful(), "{closed}");
-    while !matches!(within("the arrivals' end", channel.next_arrival()).await, Err(ArrivalError::Closed { .. })) {}
+    while !matches!(
+        within("the arrivals' end", channel.next_arrival()).await,
+        Err(ArrivalError::Closed { .. })
+    ) {}
     assert!(within("the messages' end", channel.recv_message()).await.is_err());
     assert!(within("a send", channel.send_message(vec![0])).await.is_err());
     assert!(within("a close", channel.close()).await.is_err());
@@ -69,37 +72,18 @@ async fn k5_a_receiver_killed_in_the_middle_of_writes_and_its_next_life(profile:
 }
 
 async fn k5_a_sender_killed_in_the_middle_of_writes(profile: Profile) {
-    let receiving = endpoint(profile, soon()).await;
-    let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = listener.local_addr().to_string();
-    for _ in 0..2 {
-        let mut peer = Peer::start("sender", profile, &[(ADDRESS, &address), SOON]);
-        let channel = within("the sender", listener.accept()).await.unwrap();
-        let serving = channel.clone();
-        let granting = tokio::spawn(async move {
-            while let Ok(wanted) = serving.recv_message().await {
-                let count = u32::from_le_bytes(wanted.try_into().unwrap());
-                let blocks = serving.pool().alloc(count).await.unwrap();
-                let Ok(grant) = serving.grant(blocks) else { return };
-                let _ = serving.send_message(grant.to_bytes()).await;
-            }
-        });
-        for _ in 0..6 {
-            let arrival = within("an arrival", channel.next_arrival()).await.unwrap();
-            assert_eq!(wrong(arrival.blocks(), arrival.tag()), 0);
+    let Stream { mut peer, channel, granting, .. } = Stream::start(profile).await;
+    peer.kill().await;
+    // What arrived whole before that is whole; the others end.
+    loop {
+        match within("the arrivals' end", channel.next_arrival()).await {
+            Ok(arrival) => assert_eq!(wrong(arrival.blocks(), arrival.tag()), 0),
+            Err(ArrivalError::Aborted { .. }) => {}
+            Err(_) => break,
         }
-        peer.kill().await;
-        // What arrived whole before that is whole; the others end.
-        loop {
-            match within("the arrivals' end", channel.next_arrival()).await {
-                Ok(arrival) => assert_eq!(wrong(arrival.blocks(), arrival.tag()), 0),
-                Err(ArrivalError::Aborted { .. }) => {}
-                Err(_) => break,
-            }
-        }
-        within("the granting task", granting).await.unwrap();
-        is_dead(&channel).await;
     }
+    within("the granting task", granting).await.unwrap();
+    is_dead(&channel).await;
 }
 
 async fn k5_an_idle_peer_killed(profile: Profile) {

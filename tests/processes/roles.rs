@@ -1,14 +1,18 @@
 //! What a peer process does. The entry is an ignored test, which `harness::Peer` runs by name.
 
+use std::collections::VecDeque;
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use landfall::device::Profile;
 use landfall::kv::{ArrivalError, Grant, KvChannel, KvConfig, KvEndpoint, WriteRequest};
+use tokio::task::JoinHandle;
 
-use crate::blocks::fill;
-use crate::harness::{ADDRESS, BLOCKS, LIVENESS, MARK, PROFILE, ROLE, endpoint};
+use crate::blocks::{fill, wrong};
+use crate::harness::{ADDRESS, BLOCKS, LIVENESS, MARK, PROFILE, Peer, ROLE, SOON, endpoint, soon, within};
 use crate::{idle, runtime};
 
 #[test]
@@ -74,51 +78,82 @@ pub async fn dialled(endpoint: &KvEndpoint) -> KvChannel {
     endpoint.connect(variable(ADDRESS).expect("an address to dial")).await.unwrap()
 }
 
-/// Answers a message `N` by a grant of `N` blocks; takes arrivals; says how it ended, when it has.
+/// Grants what is asked for; takes arrivals; says how it ended, when it has.
 async fn receiver(endpoint: &KvEndpoint) {
     let channel = accepted(endpoint).await;
-    let granting = async {
-        while let Ok(wanted) = channel.recv_message().await {
-            let count = u32::from_le_bytes(wanted.try_into().unwrap());
-            let blocks = channel.pool().alloc(count).await.unwrap();
-            let Ok(grant) = channel.grant(blocks) else { return };
-            if channel.send_message(grant.to_bytes()).await.is_err() {
-                return;
-            }
-        }
-    };
     let taking = async {
         loop {
             match channel.next_arrival().await {
                 Ok(arrival) => say(format_args!("arrived {}", arrival.tag())),
-                Err(ArrivalError::Aborted { .. }) => say("aborted"),
+                Err(ArrivalError::Aborted { .. }) => {}
                 Err(_) => return,
             }
         }
     };
-    tokio::join!(granting, taking);
+    tokio::join!(grant_all(channel.clone(), Arc::default()), taking);
     finish(&channel).await;
 }
 
-/// Asks for grants of one block each, four at a time, and writes for as long as the channel lives.
+/// Answers each message of a number by a grant of so many blocks, until the channel ends.
+async fn grant_all(channel: KvChannel, granted: Arc<AtomicU64>) {
+    while let Ok(wanted) = channel.recv_message().await {
+        let count = u32::from_le_bytes(wanted.try_into().unwrap());
+        let blocks = channel.pool().alloc(count).await.unwrap();
+        let Ok(grant) = channel.grant(blocks) else { return };
+        if channel.send_message(grant.to_bytes()).await.is_err() {
+            return;
+        }
+        granted.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Writes of eight blocks each, three at a time, which is more than sockets hold, for as long as the channel lives.
 async fn sender(endpoint: &KvEndpoint) {
     let channel = dialled(endpoint).await;
-    let (mut landed, mut tag) = (0u64, 0);
-    'stream: loop {
-        let mut writes = Vec::new();
-        for _ in 0..4 {
-            let Ok(grant) = ask(&channel, 1).await else { break 'stream };
-            let mut source = channel.pool().alloc(1).await.unwrap();
-            fill(&mut source, tag);
-            writes.push(channel.write(WriteRequest::new(&grant, source).tag(tag)));
-            tag += 1;
-        }
-        for write in writes {
-            landed += u64::from(write.await.0.is_ok());
+    let mut writes = VecDeque::new();
+    for tag in 0.. {
+        let Ok(grant) = ask(&channel, 8).await else { break };
+        let mut source = channel.pool().alloc(8).await.unwrap();
+        fill(&mut source, tag);
+        writes.push_back(channel.write(WriteRequest::new(&grant, source).tag(tag)));
+        if writes.len() > 2
+            && let Some(oldest) = writes.pop_front()
+        {
+            let _ = oldest.await;
         }
     }
-    say(format_args!("landed {landed}"));
+    for write in writes {
+        let _ = write.await;
+    }
     finish(&channel).await;
+}
+
+/// A `sender` in full stream to a channel of ours.
+pub struct Stream {
+    pub peer: Peer,
+    pub channel: KvChannel,
+    /// Grants that the sender was sent, and the task that does so.
+    pub granted: Arc<AtomicU64>,
+    pub granting: JoinHandle<()>,
+    /// Arrivals that were taken.
+    pub arrived: u64,
+}
+
+impl Stream {
+    pub async fn start(profile: Profile) -> Self {
+        let receiving = endpoint(profile, soon()).await;
+        let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let address = listener.local_addr().to_string();
+        let peer = Peer::start("sender", profile, &[(ADDRESS, &address), SOON]);
+        let channel = within("the sender", listener.accept()).await.unwrap();
+        let granted = Arc::new(AtomicU64::new(0));
+        let granting = tokio::spawn(grant_all(channel.clone(), granted.clone()));
+        for _ in 0..4 {
+            let arrival = within("an arrival", channel.next_arrival()).await.unwrap();
+            assert_eq!(wrong(arrival.blocks(), arrival.tag()), 0);
+        }
+        Self { peer, channel, granted, granting, arrived: 4 }
+    }
 }
 
 /// Has the peer grant `count` blocks.

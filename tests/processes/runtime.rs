@@ -16,7 +16,8 @@ fn threads() -> usize {
 pub fn dropped() {
     let before = threads();
     for profile in Profile::ALL {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (pool, target, writes) = runtime.block_on(async {
             let (sending, receiving) = (endpoint(profile, soon()).await, endpoint(profile, soon()).await);
             let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
@@ -35,7 +36,10 @@ pub fn dropped() {
         let start = Instant::now();
         while threads() > before || pool.free_blocks() < BLOCKS || target.free_blocks() < BLOCKS {
             let (threads, free) = (threads(), (pool.free_blocks(), target.free_blocks()));
-            assert!(start.elapsed() < PATIENCE, "{profile}: {threads} threads, {before} before; free blocks {free:?}");
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{profile}: {threads} threads, {before} before; free blocks {free:?}"
+            );
             std::thread::sleep(Duration::from_millis(5));
         }
         say(format_args!("clean {profile}"));
