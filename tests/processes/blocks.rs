@@ -5,14 +5,14 @@ use landfall::kv::Blocks;
 use crate::harness::BLOCK_BYTES;
 
 /// Fills every block with bytes that depend on `seed` and the block's position.
-pub fn fill(blocks: &mut Blocks, seed: u64) {
+pub(crate) fn fill(blocks: &mut Blocks, seed: u64) {
     for position in 0..blocks.len() {
         blocks.copy_in(0, position, 0, &block(seed, position)).unwrap();
     }
 }
 
 /// Number of blocks that do not have the content of [`fill`].
-pub fn wrong(blocks: &Blocks, seed: u64) -> usize {
+pub(crate) fn wrong(blocks: &Blocks, seed: u64) -> usize {
     let mut got = vec![0; BLOCK_BYTES as usize];
     let mut differs = |position| {
         blocks.copy_out(0, position, 0, &mut got).unwrap();

@@ -13,21 +13,21 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Longer than anything takes on a busy machine. A test that reaches it hangs, and says where.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Blocks of each side's pool, and their size.
-pub const BLOCKS: u32 = 32;
-pub const BLOCK_BYTES: u64 = 1 << 20;
+pub(crate) const BLOCKS: u32 = 32;
+pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
 /// Environment of a peer: its role, its profile, and where it listens or connects.
-pub const ROLE: &str = "LANDFALL_TEST_ROLE";
-pub const PROFILE: &str = "LANDFALL_TEST_PROFILE";
-pub const ADDRESS: &str = "LANDFALL_TEST_ADDRESS";
+pub(crate) const ROLE: &str = "LANDFALL_TEST_ROLE";
+pub(crate) const PROFILE: &str = "LANDFALL_TEST_PROFILE";
+pub(crate) const ADDRESS: &str = "LANDFALL_TEST_ADDRESS";
 /// Heartbeat and peer time-out of a peer, in milliseconds: `200 2000`. Unset: the defaults.
-pub const LIVENESS: &str = "LANDFALL_TEST_LIVENESS";
+pub(crate) const LIVENESS: &str = "LANDFALL_TEST_LIVENESS";
 
 /// What a peer's own lines begin with.
-pub const MARK: &str = "@@ ";
+pub(crate) const MARK: &str = "@@ ";
 
 /// Makes a test for each profile out of `async fn name(profile: Profile)`.
 macro_rules! on_every_profile {
@@ -47,12 +47,12 @@ macro_rules! on_every_profile {
 }
 pub(crate) use on_every_profile;
 
-pub fn run(test: impl Future<Output = ()>) {
+pub(crate) fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
 /// Awaits with [`PATIENCE`].
-pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
         Ok(value) => value,
         Err(_) => panic!("after {PATIENCE:?} still waiting for: {what}"),
@@ -60,7 +60,7 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 /// Waits until `done`.
-pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     within(what, async {
         while !done() {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -70,14 +70,14 @@ pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// A silent peer is lost after two seconds: soon enough for a test, late enough for a busy machine.
-pub fn soon() -> KvConfig {
+pub(crate) fn soon() -> KvConfig {
     KvConfig::default().heartbeat(Duration::from_millis(200)).peer_timeout(Duration::from_secs(2))
 }
 
 /// [`soon`], for a peer's environment.
-pub const SOON: (&str, &str) = (LIVENESS, "200 2000");
+pub(crate) const SOON: (&str, &str) = (LIVENESS, "200 2000");
 
-pub async fn endpoint(profile: Profile, config: KvConfig) -> KvEndpoint {
+pub(crate) async fn endpoint(profile: Profile, config: KvConfig) -> KvEndpoint {
     let device = Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap();
     let layout = Layout::contiguous(1, BLOCKS, BLOCK_BYTES).unwrap();
     let pool = KvPool::new(&device.alloc_pd().unwrap(), layout).await.unwrap();
@@ -85,14 +85,14 @@ pub async fn endpoint(profile: Profile, config: KvConfig) -> KvEndpoint {
 }
 
 /// A peer process. Killed when dropped, frozen or not.
-pub struct Peer {
+pub(crate) struct Peer {
     child: Child,
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Peer {
-    pub fn start(role: &str, profile: Profile, environment: &[(&str, &str)]) -> Self {
+    pub(crate) fn start(role: &str, profile: Profile, environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--exact", "roles::peer", "--ignored", "--nocapture"])
@@ -109,7 +109,7 @@ impl Peer {
     }
 
     /// The rest of the next line of the peer's that begins with `word`. Others of its lines are passed over.
-    pub async fn hear(&mut self, word: &str) -> String {
+    pub(crate) async fn hear(&mut self, word: &str) -> String {
         let heard = async {
             while let Some(line) = self.lines.next_line().await.unwrap() {
                 let Some((_, said)) = line.split_once(MARK) else { continue };
@@ -122,12 +122,12 @@ impl Peer {
         within(word, heard).await
     }
 
-    pub async fn tell(&mut self, line: &str) {
+    pub(crate) async fn tell(&mut self, line: &str) {
         self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
     /// Freezes the process, and returns when every thread of it has stopped. Nothing of ours runs meanwhile.
-    pub fn freeze(&self) {
+    pub(crate) fn freeze(&self) {
         self.signal(libc::SIGSTOP);
         let start = Instant::now();
         while !self.is_stopped() {
@@ -145,16 +145,16 @@ impl Peer {
         })
     }
 
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.signal(libc::SIGCONT);
     }
 
-    pub async fn kill(&mut self) {
+    pub(crate) async fn kill(&mut self) {
         within("a killed process", self.child.kill()).await.unwrap();
     }
 
     /// Lets the peer end by itself, by the end of its standard input.
-    pub async fn end(self) -> ExitStatus {
+    pub(crate) async fn end(self) -> ExitStatus {
         let Self { mut child, stdin, mut lines } = self;
         drop(stdin);
         within("the peer's end", async {

@@ -24,13 +24,13 @@ fn cpu() -> Duration {
     time(usage.ru_utime) + time(usage.ru_stime)
 }
 
-pub async fn receiver(endpoint: &KvEndpoint) {
+pub(crate) async fn receiver(endpoint: &KvEndpoint) {
     let channel = accepted(endpoint).await;
     idle().await;
     let _ = channel.closed().await;
 }
 
-pub async fn sender(endpoint: &KvEndpoint) {
+pub(crate) async fn sender(endpoint: &KvEndpoint) {
     let channel = dialled(endpoint).await;
     idle().await;
     // Not before the other one has measured too.
@@ -48,7 +48,7 @@ async fn idle() {
 }
 
 /// Starts a write to a receiver that the test has frozen, and says what the wait costs.
-pub async fn pending(endpoint: &KvEndpoint) {
+pub(crate) async fn pending(endpoint: &KvEndpoint) {
     let channel = dialled(endpoint).await;
     let grant = ask(&channel, 16).await.unwrap();
     say("granted");

@@ -50,7 +50,7 @@ fn config() -> KvConfig {
 }
 
 /// Says a line to the test that started this process.
-pub fn say(line: impl std::fmt::Display) {
+pub(crate) fn say(line: impl std::fmt::Display) {
     let mut out = std::io::stdout().lock();
     // The runner may have begun a line.
     writeln!(out, "\n{MARK}{line}").unwrap();
@@ -58,7 +58,7 @@ pub fn say(line: impl std::fmt::Display) {
 }
 
 /// The next command of the test; `None` at the end of standard input. Blocks: nothing else runs meanwhile.
-pub fn command() -> Option<String> {
+pub(crate) fn command() -> Option<String> {
     let mut line = String::new();
     match std::io::stdin().lock().read_line(&mut line) {
         Ok(0) | Err(_) => None,
@@ -67,14 +67,14 @@ pub fn command() -> Option<String> {
 }
 
 /// The channel that the other process dials.
-pub async fn accepted(endpoint: &KvEndpoint) -> KvChannel {
+pub(crate) async fn accepted(endpoint: &KvEndpoint) -> KvChannel {
     let address: SocketAddr = variable(ADDRESS).as_deref().unwrap_or("127.0.0.1:0").parse().unwrap();
     let mut listener = endpoint.listen(address).await.unwrap();
     say(format_args!("listening {}", listener.local_addr()));
     listener.accept().await.unwrap()
 }
 
-pub async fn dialled(endpoint: &KvEndpoint) -> KvChannel {
+pub(crate) async fn dialled(endpoint: &KvEndpoint) -> KvChannel {
     endpoint.connect(variable(ADDRESS).expect("an address to dial")).await.unwrap()
 }
 
@@ -129,18 +129,18 @@ async fn sender(endpoint: &KvEndpoint) {
 }
 
 /// A `sender` in full stream to a channel of ours.
-pub struct Stream {
-    pub peer: Peer,
-    pub channel: KvChannel,
+pub(crate) struct Stream {
+    pub(crate) peer: Peer,
+    pub(crate) channel: KvChannel,
     /// Grants that the sender was sent, and the task that does so.
-    pub granted: Arc<AtomicU64>,
-    pub granting: JoinHandle<()>,
+    pub(crate) granted: Arc<AtomicU64>,
+    pub(crate) granting: JoinHandle<()>,
     /// Arrivals that were taken.
-    pub arrived: u64,
+    pub(crate) arrived: u64,
 }
 
 impl Stream {
-    pub async fn start(profile: Profile) -> Self {
+    pub(crate) async fn start(profile: Profile) -> Self {
         let receiving = endpoint(profile, soon()).await;
         let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr().to_string();
@@ -157,7 +157,7 @@ impl Stream {
 }
 
 /// Has the peer grant `count` blocks.
-pub async fn ask(channel: &KvChannel, count: u32) -> Result<Grant, landfall::kv::ChannelClosed> {
+pub(crate) async fn ask(channel: &KvChannel, count: u32) -> Result<Grant, landfall::kv::ChannelClosed> {
     // A channel that ends says so at the next message.
     let _ = channel.send_message(count.to_le_bytes().to_vec()).await;
     Ok(Grant::from_bytes(&channel.recv_message().await?).unwrap())

@@ -13,7 +13,7 @@ fn threads() -> usize {
 }
 
 /// In the peer process.
-pub fn dropped() {
+pub(crate) fn dropped() {
     let before = threads();
     for profile in Profile::ALL {
         let runtime =
