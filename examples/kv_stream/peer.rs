@@ -59,6 +59,9 @@ impl Peer {
         if status.success() {
             return Ok(());
         }
-        Err(format!("the peer process ended with {status}: {}", said.trim()).into())
+        // Its line begins with the program's name, as ours will.
+        let said = said.trim().trim_start_matches("kv_stream: ");
+        let colon = if said.is_empty() { "" } else { ": " };
+        Err(format!("the peer process ended with {status}{colon}{said}").into())
     }
 }
