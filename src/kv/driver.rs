@@ -702,7 +702,13 @@ impl Inner {
         if self.state != State::Open {
             return;
         }
-        tracing::debug!(%cause, words, "channel fails");
+        if let Some(conn) = &mut self.conn {
+            conn.connection_lost(cause, now);
+        }
+        // Once both sides have said that they are done, either may destroy its queue pairs first: that is no failure.
+        let graceful = self.conn.as_ref().is_some_and(Connection::is_closed);
+        let cause = if graceful { Cause::Closed } else { cause };
+        tracing::debug!(%cause, words, "channel ends");
         self.state = State::Draining { since: now, cause };
         self.first_cause.get_or_insert_with(|| words.to_owned());
         for queue in &self.queues {
@@ -711,9 +717,6 @@ impl Inner {
             {
                 tracing::warn!(%error, "a queue pair did not go to the error state; it is destroyed all the same");
             }
-        }
-        if let Some(conn) = &mut self.conn {
-            conn.connection_lost(cause, now);
         }
         // The flushes are polled by the task.
         after.nudge = true;

@@ -466,6 +466,11 @@ impl Connection {
         }
     }
 
+    /// It has ended, with nothing left undone on either side.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
     /// Everything of ours is done, and it is time to say so.
     fn ready_to_close(&self) -> bool {
         self.closing
