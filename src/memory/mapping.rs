@@ -5,7 +5,7 @@
 use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::RwLock;
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 use super::Prefault;
 use crate::error::MemoryError;
@@ -133,6 +133,11 @@ impl Mapping {
             Backing::Mapped { memfd: Some(fd), .. } => Some(fd.as_fd()),
             _ => None,
         }
+    }
+
+    /// Keeps the copies of safe code out, for a copy into this memory by a provider.
+    pub(crate) fn lock_copies(&self) -> RwLockWriteGuard<'_, ()> {
+        self.copies.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock for CPU copies, see the field.

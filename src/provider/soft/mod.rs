@@ -1,114 +1,95 @@
-//! The soft provider: RC queue pairs over TCP, without a device. (Bodies follow.)
-#![allow(dead_code, unused_variables)]
+//! The soft provider: RC queue pairs over TCP, for machines without a device.
+//!
+//! One TCP connection a queue pair. No thread, no runtime: data moves when a completion queue is polled, and at the
+//! post (the doorbell). Payload moves straight between the socket and registered memory.
+//!
+//! ```text
+//!   channel.rs  the descriptor; one bounded slice of progress over the queue pairs
+//!   cq.rs       completion queues
+//!   qp.rs       queue pairs: creation, posts, states, the end
+//!   sq.rs       the send queue: what is sent next, what is outstanding
+//!   tx.rs       frames out            rx.rs   frames in, execution of the peer's requests
+//!   link.rs     sockets: listening, dialling, who the peer is
+//!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
+//! ```
+//!
+//! Profiles are data: limits, and whether `sq.rs` picks the next segment in order or at random.
+//!
+//! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
+//! regions, the numbers. Nothing is called back under a lock.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+mod channel;
+mod cq;
+mod frame;
+mod link;
+mod mr;
+mod qp;
+mod rng;
+mod rx;
+mod sq;
+mod sys;
+mod tuning;
+mod tx;
 
-use super::{
-    AccessFlags, Armed, Cqe, QpAddress, QpConnect, QpInit, QpState, RecvWr, WrChain,
-};
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(crate) use channel::SoftChannel;
+pub(crate) use cq::SoftCq;
+pub(crate) use mr::SoftMr;
+pub(crate) use qp::SoftQp;
+
 use crate::device::{Capabilities, SoftConfig};
-use crate::error::{DeviceError, MemoryError, PostError, QpError};
-use crate::memory::Mapping;
+use crate::error::DeviceError;
 
+/// A soft device: limits, an address, and the tables that its resources share.
 #[derive(Debug)]
 pub(crate) struct SoftDevice {
     caps: Capabilities,
+    address: IpAddr,
+    seed: u64,
+    mrs: mr::MrTable,
+    qp_numbers: channel::QpNumbers,
+    pds: AtomicU32,
 }
+
+/// A protection domain: a number that keys and queue pairs must share.
 #[derive(Debug)]
-pub(crate) struct SoftChannel {
-    fd: OwnedFd,
+pub(crate) struct SoftPd {
+    device: Arc<SoftDevice>,
+    id: u32,
 }
-#[derive(Debug)]
-pub(crate) struct SoftPd {}
-#[derive(Debug)]
-pub(crate) struct SoftMr {}
-#[derive(Debug)]
-pub(crate) struct SoftCq {}
-#[derive(Debug)]
-pub(crate) struct SoftQp {}
 
 impl SoftDevice {
     pub(crate) fn open(config: &SoftConfig) -> Result<Arc<Self>, DeviceError> {
-        Ok(Arc::new(Self { caps: config.profile.capabilities() }))
+        link::check_address(config.address).map_err(|source| DeviceError::Os {
+            what: "binding to the soft device's address",
+            source,
+        })?;
+        Ok(Arc::new(Self {
+            caps: config.profile.capabilities(),
+            address: config.address,
+            seed: config.seed,
+            mrs: mr::MrTable::default(),
+            qp_numbers: channel::QpNumbers::default(),
+            pds: AtomicU32::new(0),
+        }))
     }
+
     pub(crate) fn capabilities(&self) -> &Capabilities {
         &self.caps
     }
+
     pub(crate) fn alloc_pd(self: &Arc<Self>) -> Result<Arc<SoftPd>, DeviceError> {
-        Ok(Arc::new(SoftPd {}))
-    }
-    pub(crate) fn create_channel(self: &Arc<Self>) -> Result<Arc<SoftChannel>, DeviceError> {
-        Err(DeviceError::NoRuntime)
+        Ok(Arc::new(SoftPd { device: self.clone(), id: self.pds.fetch_add(1, Ordering::Relaxed) }))
     }
 }
 
-impl SoftPd {
-    pub(crate) fn reg_mr(
-        self: &Arc<Self>,
-        mapping: Arc<Mapping>,
-        offset: u64,
-        len: u64,
-        access: AccessFlags,
-    ) -> Result<SoftMr, MemoryError> {
-        Ok(SoftMr {})
-    }
-    pub(crate) fn create_qp(self: &Arc<Self>, send: &SoftCq, recv: &SoftCq, init: QpInit) -> Result<SoftQp, QpError> {
-        Ok(SoftQp {})
-    }
-}
-
-impl SoftMr {
-    pub(crate) fn lkey(&self) -> u32 {
-        0
-    }
-    pub(crate) fn rkey(&self) -> u32 {
-        0
-    }
-}
-
-impl SoftChannel {
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-    pub(crate) fn drain_events(&self) -> io::Result<()> {
-        Ok(())
-    }
-    pub(crate) fn create_cq(self: &Arc<Self>, capacity: u32) -> Result<SoftCq, DeviceError> {
-        Ok(SoftCq {})
-    }
-}
-
-impl SoftCq {
-    pub(crate) fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
-        Ok(0)
-    }
-    pub(crate) fn arm(&self) -> io::Result<Armed> {
-        Ok(Armed::Armed)
-    }
-}
-
-impl SoftQp {
-    pub(crate) fn qp_num(&self) -> u32 {
-        0
-    }
-    pub(crate) fn address(&self) -> QpAddress {
-        QpAddress::default()
-    }
-    pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
-        Ok(())
-    }
-    pub(crate) fn post_send(&self, chain: &WrChain) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
-        Ok(())
-    }
-    pub(crate) fn set_error(&self) -> Result<(), QpError> {
-        Ok(())
-    }
-    pub(crate) fn state(&self) -> QpState {
-        QpState::Init
-    }
+/// Locks, also after a panic of another thread: the state behind our locks is consistent between statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,0 +1,257 @@
+//! What travels on a connection: a preamble, then frames.
+//!
+//! ```text
+//!   preamble  magic 8 · target QPN u32 · own QPN u32 · the target's key u64 · zero u64            32 bytes
+//!   frame     header, descriptors, then the payloads of the descriptors in their order
+//!   header    magic u8 · version u8 · descriptors u16 · acknowledged MSN u32 · payload bytes u32 · zero u32   16 bytes
+//!   descriptor  opcode u8 · flags u8 · status u16 · MSN u32 · immediate (big-endian) · rkey u32 ·
+//!               address u64 · total u32 · offset u32 · length u32                                 36 bytes
+//! ```
+//! Integers are little-endian, but an immediate is in network order, as in the BTH's ImmDt. A message sequence
+//! number (MSN) counts the requests of one direction from 0. Acknowledgements are of executed messages: RC's are
+//! cumulative, in every header; without order they travel as descriptors, 64 messages each.
+
+use super::tuning::{FRAME_BYTES, MAX_DESCS};
+use crate::provider::WcStatus;
+
+pub(super) const PREAMBLE: usize = 32;
+pub(super) const HEADER: usize = 16;
+pub(super) const DESC: usize = 36;
+
+const MAGIC: &[u8; 8] = b"landfal1";
+const FRAME_MAGIC: u8 = 0x4c;
+const VERSION: u8 = 1;
+
+/// The first bytes of each side: whom it means, who it is, and the secret that only the real peer was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Preamble {
+    pub(super) target: u32,
+    pub(super) own: u32,
+    pub(super) key: u64,
+}
+
+impl Preamble {
+    pub(super) fn encode(&self) -> [u8; PREAMBLE] {
+        let mut out = [0; PREAMBLE];
+        out[..8].copy_from_slice(MAGIC);
+        out[8..12].copy_from_slice(&self.target.to_le_bytes());
+        out[12..16].copy_from_slice(&self.own.to_le_bytes());
+        out[16..24].copy_from_slice(&self.key.to_le_bytes());
+        out
+    }
+
+    pub(super) fn decode(b: &[u8; PREAMBLE]) -> Option<Self> {
+        (b[..8] == *MAGIC).then(|| Self { target: u32_at(b, 8), own: u32_at(b, 12), key: u64_at(b, 16) })
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) descs: u16,
+    pub(super) ack: u32,
+    pub(super) payload: u32,
+}
+
+impl Header {
+    pub(super) fn encode(&self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        out[0] = FRAME_MAGIC;
+        out[1] = VERSION;
+        out[2..4].copy_from_slice(&self.descs.to_le_bytes());
+        out[4..8].copy_from_slice(&self.ack.to_le_bytes());
+        out[8..12].copy_from_slice(&self.payload.to_le_bytes());
+        out
+    }
+
+    /// `None` for anything that no peer of ours sends.
+    pub(super) fn decode(b: &[u8; HEADER]) -> Option<Self> {
+        let this = Self { descs: u16::from_le_bytes([b[2], b[3]]), ack: u32_at(b, 4), payload: u32_at(b, 8) };
+        let sane = b[0] == FRAME_MAGIC
+            && b[1] == VERSION
+            && usize::from(this.descs) <= MAX_DESCS
+            && this.payload as usize <= FRAME_BYTES;
+        sane.then_some(this)
+    }
+}
+
+/// What a descriptor says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Opcode {
+    /// A segment of a message into the receive at the head of the peer's queue.
+    Send,
+    /// A segment of a message to memory of the peer.
+    Write,
+    /// Asks for `total` bytes at `addr`.
+    ReadRequest,
+    /// A segment of the answer to the READ with this MSN.
+    ReadResponse,
+    /// Executed: `msn`, and `msn + 1 + n` for each bit n of `addr`. Without order only.
+    Ack,
+    /// Failed: `msn`, with `status`. The last descriptor of a connection.
+    Nak,
+}
+
+/// The message has an immediate.
+pub(super) const FLAG_IMM: u8 = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Desc {
+    pub(super) opcode: Opcode,
+    pub(super) flags: u8,
+    pub(super) status: u16,
+    pub(super) msn: u32,
+    pub(super) imm: u32,
+    pub(super) rkey: u32,
+    pub(super) addr: u64,
+    /// Bytes of the whole message.
+    pub(super) total: u32,
+    /// Where in the message this segment starts.
+    pub(super) offset: u32,
+    /// Payload bytes of this descriptor.
+    pub(super) len: u32,
+}
+
+impl Desc {
+    pub(super) fn new(opcode: Opcode, msn: u32) -> Self {
+        Self { opcode, flags: 0, status: 0, msn, imm: 0, rkey: 0, addr: 0, total: 0, offset: 0, len: 0 }
+    }
+
+    pub(super) fn imm(&self) -> Option<u32> {
+        (self.flags & FLAG_IMM != 0).then_some(self.imm)
+    }
+
+    pub(super) fn set_imm(&mut self, imm: Option<u32>) {
+        if let Some(imm) = imm {
+            self.flags |= FLAG_IMM;
+            self.imm = imm;
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; DESC] {
+        let mut out = [0; DESC];
+        out[0] = match self.opcode {
+            Opcode::Send => 1,
+            Opcode::Write => 2,
+            Opcode::ReadRequest => 3,
+            Opcode::ReadResponse => 4,
+            Opcode::Ack => 5,
+            Opcode::Nak => 6,
+        };
+        out[1] = self.flags;
+        out[2..4].copy_from_slice(&self.status.to_le_bytes());
+        out[4..8].copy_from_slice(&self.msn.to_le_bytes());
+        out[8..12].copy_from_slice(&self.imm.to_be_bytes());
+        out[12..16].copy_from_slice(&self.rkey.to_le_bytes());
+        out[16..24].copy_from_slice(&self.addr.to_le_bytes());
+        out[24..28].copy_from_slice(&self.total.to_le_bytes());
+        out[28..32].copy_from_slice(&self.offset.to_le_bytes());
+        out[32..36].copy_from_slice(&self.len.to_le_bytes());
+        out
+    }
+
+    /// `None` for an unknown opcode, a segment outside of its message, or payload where none belongs.
+    pub(super) fn decode(b: &[u8; DESC]) -> Option<Self> {
+        let opcode = match b[0] {
+            1 => Opcode::Send,
+            2 => Opcode::Write,
+            3 => Opcode::ReadRequest,
+            4 => Opcode::ReadResponse,
+            5 => Opcode::Ack,
+            6 => Opcode::Nak,
+            _ => return None,
+        };
+        let this = Self {
+            opcode,
+            flags: b[1],
+            status: u16::from_le_bytes([b[2], b[3]]),
+            msn: u32_at(b, 4),
+            imm: u32::from_be_bytes([b[8], b[9], b[10], b[11]]),
+            rkey: u32_at(b, 12),
+            addr: u64_at(b, 16),
+            total: u32_at(b, 24),
+            offset: u32_at(b, 28),
+            len: u32_at(b, 32),
+        };
+        let sane = match opcode {
+            Opcode::Send | Opcode::Write | Opcode::ReadResponse => {
+                // Only an empty message has an empty segment: a descriptor always makes progress.
+                this.offset.checked_add(this.len).is_some_and(|end| end <= this.total)
+                    && (this.len > 0 || this.total == 0)
+            }
+            Opcode::ReadRequest | Opcode::Ack | Opcode::Nak => this.len == 0,
+        };
+        sane.then_some(this)
+    }
+}
+
+/// Why a responder refuses, on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nak {
+    Access,
+    InvalidRequest,
+    RnrExceeded,
+    Operation,
+}
+
+impl Nak {
+    pub(super) fn code(self) -> u16 {
+        match self {
+            Self::Access => 1,
+            Self::InvalidRequest => 2,
+            Self::RnrExceeded => 3,
+            Self::Operation => 4,
+        }
+    }
+
+    /// The requester's status. A code of a newer peer is a failure all the same.
+    pub(super) fn status(code: u16) -> WcStatus {
+        match code {
+            1 => WcStatus::RemoteAccess,
+            2 => WcStatus::RemoteInvalidRequest,
+            3 => WcStatus::RnrRetryExceeded,
+            _ => WcStatus::RemoteOperation,
+        }
+    }
+}
+
+fn u32_at<const N: usize>(b: &[u8; N], at: usize) -> u32 {
+    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+fn u64_at<const N: usize>(b: &[u8; N], at: usize) -> u64 {
+    u64::from(u32_at(b, at)) | u64::from(u32_at(b, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r2_immediate_is_big_endian_on_the_wire() {
+        let mut d = Desc::new(Opcode::Send, 7);
+        d.set_imm(Some(0x89ab_cdef));
+        assert_eq!(d.encode()[8..12], [0x89, 0xab, 0xcd, 0xef]);
+        assert_eq!(Desc::decode(&d.encode()).unwrap().imm(), Some(0x89ab_cdef));
+        d.set_imm(Some(1));
+        assert_eq!(d.encode()[8..12], [0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn b1_descriptors_that_make_no_sense_are_refused() {
+        let mut d = Desc::new(Opcode::Write, 0);
+        (d.total, d.offset, d.len) = (10, 4, 6);
+        assert_eq!(Desc::decode(&d.encode()), Some(d));
+        d.len = 7;
+        assert_eq!(Desc::decode(&d.encode()), None);
+        (d.offset, d.len) = (u32::MAX, 2);
+        assert_eq!(Desc::decode(&d.encode()), None);
+        (d.offset, d.len) = (0, 0);
+        assert_eq!(Desc::decode(&d.encode()), None, "an empty segment of a message with bytes");
+        let mut ack = Desc::new(Opcode::Ack, 0);
+        ack.len = 1;
+        assert_eq!(Desc::decode(&ack.encode()), None);
+        let mut raw = d.encode();
+        raw[0] = 77;
+        assert_eq!(Desc::decode(&raw), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! The sockets of a queue pair: its listener, the dial, strangers at the door, and the connection.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::frame::{PREAMBLE, Preamble};
+use super::sys::{self, Epoll};
+use super::tuning::{LOOPBACK_CONGESTION, MAX_STRANGERS, SOCKET_BUFFER};
+
+/// How a queue pair is, or is not yet, or is no longer connected.
+#[derive(Debug)]
+pub(super) enum Link {
+    /// INIT, and RTS of the passive side: peers knock here.
+    Listening(Door),
+    /// RTS of the active side.
+    Dialing(Socket),
+    Up(Socket),
+    /// ERR: the last words have been sent; what still arrives is discarded, so that they are not reset.
+    Draining { socket: Socket, left: usize },
+    Down,
+}
+
+/// A listener, and the connections that have not shown who they are.
+#[derive(Debug)]
+pub(super) struct Door {
+    listener: Socket,
+    strangers: Vec<Stranger>,
+}
+
+#[derive(Debug)]
+struct Stranger {
+    socket: Socket,
+    said: [u8; PREAMBLE],
+    len: usize,
+}
+
+/// Whether the peer has come in.
+pub(super) enum Knock {
+    Peer(Socket),
+    /// Nobody, and an edge will tell.
+    Nobody,
+    /// More to accept than one visit does: come again.
+    Again,
+}
+
+impl Door {
+    /// Listens on a port of the system's choice.
+    pub(super) fn open(ip: IpAddr) -> io::Result<(Self, u16)> {
+        let listener = new_socket(ip)?;
+        // An accepted socket inherits the buffers, which have to be set before the handshake.
+        set_buffers(&listener);
+        listener.bind(&SocketAddr::new(ip, 0).into())?;
+        listener.listen(MAX_STRANGERS as i32)?;
+        let port = listener.local_addr()?.as_socket().map_or(0, |a| a.port());
+        Ok((Self { listener, strangers: Vec::new() }, port))
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Accepts, reads first bytes, and lets in who shows `expected`. Others cost nothing more than this.
+    pub(super) fn visit(&mut self, expected: &Preamble, epoll: &Epoll, token: u64) -> Knock {
+        let mut more = true;
+        for _ in 0..MAX_STRANGERS {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    if socket.set_nonblocking(true).is_err() || epoll.add_socket(socket.as_fd(), token).is_err() {
+                        continue;
+                    }
+                    if self.strangers.len() == MAX_STRANGERS {
+                        self.strangers.remove(0);
+                    }
+                    self.strangers.push(Stranger { socket, said: [0; PREAMBLE], len: 0 });
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    more = false;
+                    break;
+                }
+                // Of one connection that went away, or of a shortage (of descriptors, say): tried again later.
+                Err(_) => {}
+            }
+        }
+        let mut at = 0;
+        while at < self.strangers.len() {
+            match self.strangers[at].listen(expected) {
+                Some(true) => return Knock::Peer(self.strangers.swap_remove(at).socket),
+                Some(false) => {
+                    self.strangers.swap_remove(at);
+                }
+                None => at += 1,
+            }
+        }
+        if more { Knock::Again } else { Knock::Nobody }
+    }
+}
+
+impl Stranger {
+    /// Whether it is the peer, once that is known.
+    fn listen(&mut self, expected: &Preamble) -> Option<bool> {
+        while self.len < PREAMBLE {
+            match sys::recv(self.socket.as_fd(), &mut self.said[self.len..]) {
+                Ok(0) => return Some(false),
+                Ok(n) => self.len += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Some(false),
+            }
+        }
+        Some(Preamble::decode(&self.said) == Some(*expected))
+    }
+}
+
+/// Starts to connect.
+pub(super) fn dial(local: IpAddr, remote: SocketAddr) -> io::Result<Socket> {
+    let socket = new_socket(remote.ip())?;
+    set_buffers(&socket);
+    set_loopback(&socket, local, remote.ip());
+    if local.is_ipv4() == remote.is_ipv4() {
+        socket.bind(&SocketAddr::new(local, 0).into())?;
+    }
+    match socket.connect(&remote.into()) {
+        Ok(()) => Ok(socket),
+        Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => Ok(socket),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether the dial has ended, and how.
+pub(super) fn dialed(socket: &Socket) -> io::Result<bool> {
+    if let Some(e) = socket.take_error()? {
+        return Err(e);
+    }
+    match socket.peer_addr() {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Options of an established connection. They make it faster, or quicker to give up: without them it works.
+pub(super) fn tune(socket: &Socket, timeout: Duration) {
+    let _ = socket.set_tcp_nodelay(true);
+    let _ = socket.set_tcp_user_timeout(Some(timeout));
+    if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr()) {
+        if let (Some(local), Some(peer)) = (local.as_socket(), peer.as_socket()) {
+            set_loopback(socket, local.ip(), peer.ip());
+        }
+    }
+}
+
+fn new_socket(ip: IpAddr) -> io::Result<Socket> {
+    let domain = if ip.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
+    let socket = Socket::new(domain, Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    Ok(socket)
+}
+
+fn set_buffers(socket: &Socket) {
+    // The system bounds them, and a smaller one works too.
+    let _ = socket.set_send_buffer_size(SOCKET_BUFFER);
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
+}
+
+fn set_loopback(socket: &Socket, local: IpAddr, remote: IpAddr) {
+    if remote.is_loopback() || local == remote {
+        let _ = socket.set_tcp_congestion(LOOPBACK_CONGESTION);
+    }
+}
+
+/// Fails when no socket can be bound to `ip` here.
+pub(super) fn check_address(ip: IpAddr) -> io::Result<()> {
+    new_socket(ip)?.bind(&SocketAddr::new(ip, 0).into())
+}
+
+/// The GID of an address: IPv4 is mapped.
+pub(super) fn gid(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(a) => a.to_ipv6_mapped().octets(),
+        IpAddr::V6(a) => a.octets(),
+    }
+}
+
+/// The address that a GID stands for.
+pub(super) fn from_gid(gid: [u8; 16]) -> IpAddr {
+    Ipv6Addr::from(gid).to_canonical()
+}

@@ -1,0 +1,186 @@
+//! Memory regions: the table of a device, keys, and the one place where a key and an address become memory.
+//!
+//! Resolving happens under the table's read lock, and the [`MemRange`] that it gives cannot outlive that lock.
+//! Deregistration takes the write lock: when it has returned, no I/O touches the region any more, and none will.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::io;
+use std::marker::PhantomData;
+use std::ptr;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use super::{SoftDevice, SoftPd, sys};
+use crate::error::MemoryError;
+use crate::memory::Mapping;
+use crate::provider::AccessFlags;
+
+/// Keys that were retired this recently are not given out again.
+const RETIRED: usize = 4096;
+
+/// A registered region. Deregisters on drop.
+#[derive(Debug)]
+pub(crate) struct SoftMr {
+    device: Arc<SoftDevice>,
+    key: u32,
+}
+
+impl SoftMr {
+    pub(crate) fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for SoftMr {
+    fn drop(&mut self) {
+        self.device.mrs.remove(self.key);
+    }
+}
+
+impl SoftPd {
+    pub(crate) fn reg_mr(
+        self: &Arc<Self>,
+        mapping: Arc<Mapping>,
+        offset: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Result<SoftMr, MemoryError> {
+        let limit = self.device.caps.max_mr_size;
+        if len > limit {
+            return Err(MemoryError::TooLarge { asked: len, limit });
+        }
+        let size = mapping.len();
+        if offset.checked_add(len).is_none_or(|end| end > size) {
+            return Err(MemoryError::OutOfRange { offset, len, size });
+        }
+        let entry = Entry { addr: mapping.addr() + offset, len, access, pd: self.id, mapping };
+        let key = self
+            .device
+            .mrs
+            .insert(entry)
+            .map_err(|source| MemoryError::Os { what: "drawing a key for a registration", len, source })?;
+        Ok(SoftMr { device: self.device.clone(), key })
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    addr: u64,
+    len: u64,
+    access: AccessFlags,
+    pd: u32,
+    mapping: Arc<Mapping>,
+}
+
+/// Keys are random already.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &b in bytes {
+            self.write_u32(b.into());
+        }
+    }
+
+    fn write_u32(&mut self, key: u32) {
+        self.0 = (self.0 ^ u64::from(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
+#[derive(Default)]
+struct Entries {
+    live: HashMap<u32, Entry, BuildHasherDefault<KeyHasher>>,
+    retired: VecDeque<u32>,
+}
+
+/// The regions of a device, by key. A key serves as lkey and as rkey; it is 32 random bits and never 0.
+#[derive(Default)]
+pub(super) struct MrTable(RwLock<Entries>);
+
+impl std::fmt::Debug for MrTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MrTable")
+    }
+}
+
+impl MrTable {
+    fn insert(&self, entry: Entry) -> io::Result<u32> {
+        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let mut key = [0; 4];
+            sys::random(&mut key)?;
+            let key = u32::from_le_bytes(key);
+            if key != 0 && !entries.live.contains_key(&key) && !entries.retired.contains(&key) {
+                entries.live.insert(key, entry);
+                return Ok(key);
+            }
+        }
+    }
+
+    fn remove(&self, key: u32) {
+        let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries.live.remove(&key);
+        if entries.retired.len() == RETIRED {
+            entries.retired.pop_front();
+        }
+        entries.retired.push_back(key);
+        drop(entries);
+        // The memory, when this was its last use, is unmapped outside of the lock.
+        drop(entry);
+    }
+
+    pub(super) fn read(&self) -> MrGuard<'_> {
+        MrGuard(self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The table, held so that nothing is deregistered.
+pub(super) struct MrGuard<'t>(RwLockReadGuard<'t, Entries>);
+
+impl MrGuard<'_> {
+    /// The memory at `addr..+len`, when `key` is of domain `pd`, covers all of it and allows `access`.
+    pub(super) fn resolve(&self, key: u32, pd: u32, addr: u64, len: u64, access: AccessFlags) -> Option<MemRange<'_>> {
+        let entry = self.0.live.get(&key)?;
+        let offset = addr.checked_sub(entry.addr)?;
+        let inside = offset.checked_add(len)? <= entry.len;
+        (inside && entry.pd == pd && entry.access.contains(access))
+            .then(|| MemRange { addr, len: len as usize, mapping: &entry.mapping, held: PhantomData })
+    }
+}
+
+/// Memory inside of a live registration: its mapping cannot go away during `'g`.
+#[derive(Clone, Copy)]
+pub(super) struct MemRange<'g> {
+    addr: u64,
+    len: usize,
+    mapping: &'g Mapping,
+    held: PhantomData<&'g ()>,
+}
+
+impl MemRange<'_> {
+    pub(super) fn as_ptr(self) -> *mut u8 {
+        ptr::with_exposed_provenance_mut(self.addr as usize)
+    }
+
+    pub(super) fn len(self) -> usize {
+        self.len
+    }
+
+    /// Copies `from` to its start. The lengths are equal.
+    pub(super) fn write(self, from: &[u8]) {
+        assert_eq!(from.len(), self.len, "the caller cuts both to the same length");
+        let _copying = self.mapping.lock_copies();
+        // SAFETY: `resolve` checked the range against the registration, whose mapping lives for `'g`; the lock
+        // keeps the copies of safe code out, and a local region's slice is owned by the operation meanwhile.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr(), from.len()) };
+    }
+}

@@ -1,0 +1,604 @@
+//! Frames in: the peer's requests are checked and executed, its answers complete ours.
+//!
+//! Headers and descriptors come through a small staging buffer. Payload is read straight into the memory that the
+//! descriptors name, several at once, with the staging buffer as the tail for the next header.
+//!
+//! Nothing that a peer sends is trusted: every descriptor is checked against keys, bounds and state before a byte of
+//! its payload is taken, a request that is not allowed is refused (NAK), and nonsense ends the connection.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use super::frame::{DESC, Desc, HEADER, Header, Nak, Opcode, PREAMBLE, Preamble};
+use super::link::Link;
+use super::mr::{MemRange, MrGuard};
+use super::qp::QpInner;
+use super::sq::{Cause, Piece, SendQueue};
+use super::sys::{self, RecvVecs};
+use super::tuning::{MAX_DESCS, MAX_OPEN, STAGE_BYTES};
+use super::tx::Response;
+use crate::provider::{AccessFlags, Cqe, RecvWr, WcOpcode, WcStatus};
+
+/// What the peer has just asked for is refused. Sent to it; then the queue pair fails.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refusal {
+    pub(super) msn: u32,
+    pub(super) nak: Nak,
+    /// The receive that the refused message had taken, and the status that it completes with.
+    pub(super) recv: Option<(RecvWr, WcStatus)>,
+}
+
+/// Why a descriptor is not executed.
+#[derive(Debug)]
+enum Stop {
+    /// No receive is posted.
+    NotReady,
+    Refuse(Refusal),
+    /// A request of ours failed: the peer refused it, or the memory of a READ is gone.
+    Failed(Cause),
+    /// No peer of ours sends that.
+    Nonsense,
+}
+
+/// A message of the peer of which not everything is here.
+#[derive(Debug)]
+struct Open {
+    msn: u32,
+    send: bool,
+    total: u32,
+    /// Bytes of checked segments, and of those that are in memory.
+    planned: u32,
+    received: u32,
+    recv: Option<RecvWr>,
+    imm: Option<u32>,
+}
+
+/// Where the payload of a checked descriptor goes.
+#[derive(Clone, Copy, Debug)]
+enum Target {
+    Nothing,
+    Memory { addr: u64, key: u32, access: AccessFlags, recv: Option<RecvWr> },
+    /// The elements of a READ of ours.
+    Read,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expect {
+    Preamble(Preamble),
+    Header,
+    Payload,
+}
+
+enum Flow {
+    /// Everything that is here was digested.
+    Hungry,
+    /// Nothing more is taken now: no receive is posted, or the connection ends.
+    Stopped,
+}
+
+#[derive(Debug)]
+pub(super) struct Rx {
+    stage: Box<[u8]>,
+    start: usize,
+    end: usize,
+    expect: Expect,
+    descs: Vec<Desc>,
+    /// Of the first descriptors, those that have been checked.
+    targets: Vec<Target>,
+    /// The descriptor whose payload comes next, and how much of it is here.
+    at: usize,
+    off: u32,
+    /// The descriptor after the checked ones is refused, once those before it are done.
+    refused: Option<Refusal>,
+    open: VecDeque<Open>,
+    /// RC: the MSN of the next new message.
+    next: u32,
+    /// A message waits for a receive: until then, if not for ever.
+    pub(super) not_ready: Option<Option<Instant>>,
+}
+
+impl Rx {
+    pub(super) fn new() -> Self {
+        Self {
+            stage: vec![0; STAGE_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            expect: Expect::Header,
+            descs: Vec::with_capacity(MAX_DESCS),
+            targets: Vec::with_capacity(MAX_DESCS),
+            at: 0,
+            off: 0,
+            refused: None,
+            open: VecDeque::new(),
+            next: 0,
+            not_ready: None,
+        }
+    }
+
+    /// The dialling side hears first who answers.
+    pub(super) fn expect_preamble(&mut self, preamble: Preamble) {
+        self.expect = Expect::Preamble(preamble);
+    }
+
+    /// The receives of messages that will not be completed any more.
+    pub(super) fn abandon(&mut self) -> impl Iterator<Item = RecvWr> + '_ {
+        (self.at, self.off) = (0, 0);
+        self.descs.clear();
+        self.targets.clear();
+        (self.not_ready, self.refused) = (None, None);
+        self.open.drain(..).filter_map(|m| m.recv)
+    }
+
+    /// The message that waits for a receive.
+    pub(super) fn waiting_msn(&self) -> Option<u32> {
+        self.not_ready.and(self.descs.get(self.targets.len())).map(|d| d.msn)
+    }
+
+    /// Room for bytes that nobody wants, once the connection has failed.
+    pub(super) fn scratch(&mut self) -> &mut [u8] {
+        &mut self.stage
+    }
+
+    fn staged(&self) -> &[u8] {
+        &self.stage[self.start..self.end]
+    }
+
+    fn find(&self, msn: u32) -> Option<usize> {
+        self.open.iter().position(|m| m.msn == msn)
+    }
+}
+
+/// Calls `each` with the memory for `off..+len` of the payload of a checked descriptor.
+fn memory_of<'g>(
+    (guard, pd): (&'g MrGuard<'_>, u32),
+    sq: &SendQueue,
+    desc: &Desc,
+    target: &Target,
+    off: u32,
+    len: u32,
+    mut each: impl FnMut(MemRange<'g>),
+) -> Result<(), Stop> {
+    match *target {
+        Target::Nothing => Ok(()),
+        Target::Memory { addr, key, access, recv } => {
+            let range = guard.resolve(key, pd, addr + u64::from(off), len.into(), access);
+            // It was there when the descriptor was checked: deregistered since.
+            let nak = if recv.is_some() { Nak::Operation } else { Nak::Access };
+            each(range.ok_or(Stop::Refuse(Refusal { msn: desc.msn, nak, recv: None }))?);
+            Ok(())
+        }
+        Target::Read => {
+            let entry = sq.get(desc.msn).ok_or(Stop::Nonsense)?;
+            let mut whole = true;
+            sq.pieces(entry, desc.offset + off, len, |piece| {
+                let Piece::Memory { addr, len, key } = piece else { return };
+                match guard.resolve(key, pd, addr, len.into(), AccessFlags::LOCAL_WRITE) {
+                    Some(range) if whole => each(range),
+                    _ => whole = false,
+                }
+            });
+            let cause = Cause { msn: Some(desc.msn), status: WcStatus::LocalProtection, vendor_err: 0 };
+            if whole { Ok(()) } else { Err(Stop::Failed(cause)) }
+        }
+    }
+}
+
+impl QpInner {
+    /// Reads and executes up to about `budget` bytes. Returns how many were read.
+    pub(super) fn receive(&mut self, budget: usize) -> usize {
+        let mut got = 0;
+        loop {
+            match self.digest() {
+                Ok(Flow::Hungry) => {}
+                Ok(Flow::Stopped) => return got,
+                Err(stop) => {
+                    self.stop(stop);
+                    return got;
+                }
+            }
+            if got >= budget || !self.readable {
+                return got;
+            }
+            match self.read_some() {
+                Ok(Ok(0)) => {
+                    self.connection_lost();
+                    return got;
+                }
+                Ok(Ok(n)) => got += n,
+                Ok(Err(stop)) => {
+                    self.stop(stop);
+                    return got;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && !self.tx.dead => {
+                    self.readable = false;
+                    return got;
+                }
+                Err(_) => {
+                    self.connection_lost();
+                    return got;
+                }
+            }
+        }
+    }
+
+    fn stop(&mut self, stop: Stop) {
+        match stop {
+            Stop::NotReady => {}
+            Stop::Refuse(refusal) => self.refusal = Some(refusal),
+            Stop::Failed(cause) => self.fail_and_close(Some(cause)),
+            Stop::Nonsense => self.fail_and_close(Some(Cause::oldest(WcStatus::BadResponse))),
+        }
+    }
+
+    /// Takes what is in the staging buffer as far as it goes.
+    fn digest(&mut self) -> Result<Flow, Stop> {
+        loop {
+            if self.refusal.is_some() || !matches!(self.link, Link::Up(_)) {
+                return Ok(Flow::Stopped);
+            }
+            match self.rx.expect {
+                Expect::Preamble(expected) => {
+                    let Some(bytes) = self.rx.staged().first_chunk::<PREAMBLE>() else { return Ok(Flow::Hungry) };
+                    if Preamble::decode(bytes) != Some(expected) {
+                        return Err(Stop::Nonsense);
+                    }
+                    self.rx.start += PREAMBLE;
+                    self.rx.expect = Expect::Header;
+                }
+                Expect::Header => {
+                    if !self.take_header()? {
+                        return Ok(Flow::Hungry);
+                    }
+                }
+                Expect::Payload => {
+                    let ready = self.check_descriptors()?;
+                    self.take_staged_payload()?;
+                    let rx = &mut self.rx;
+                    if rx.at == rx.descs.len() {
+                        rx.expect = Expect::Header;
+                    } else if rx.at < rx.targets.len() {
+                        return Ok(Flow::Hungry);
+                    } else if let Some(refusal) = rx.refused.take() {
+                        return Err(Stop::Refuse(refusal));
+                    } else if !ready {
+                        if rx.not_ready.is_none() {
+                            rx.not_ready = Some(self.rnr_wait.map(|wait| Instant::now() + wait));
+                        }
+                        return Ok(Flow::Stopped);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A header and its descriptors, once all of them are here.
+    fn take_header(&mut self) -> Result<bool, Stop> {
+        let rx = &mut self.rx;
+        let Some(bytes) = rx.staged().first_chunk::<HEADER>() else { return Ok(false) };
+        let header = Header::decode(bytes).ok_or(Stop::Nonsense)?;
+        let end = HEADER + usize::from(header.descs) * DESC;
+        if rx.staged().len() < end {
+            return Ok(false);
+        }
+        rx.descs.clear();
+        rx.targets.clear();
+        let mut payload = 0u64;
+        let (start, stop) = (rx.start + HEADER, rx.start + end);
+        for bytes in rx.stage[start..stop].as_chunks::<DESC>().0 {
+            let desc = Desc::decode(bytes).ok_or(Stop::Nonsense)?;
+            payload += u64::from(desc.len);
+            rx.descs.push(desc);
+        }
+        if payload != u64::from(header.payload) {
+            return Err(Stop::Nonsense);
+        }
+        rx.start = stop;
+        (rx.at, rx.off, rx.expect) = (0, 0, Expect::Payload);
+        if self.device.caps.ordered {
+            if !self.sq.acknowledge_until(header.ack) {
+                return Err(Stop::Nonsense);
+            }
+            self.retire();
+        }
+        Ok(true)
+    }
+
+    /// Checks the descriptors of this frame, as far as that is possible now. False when a receive is missing.
+    fn check_descriptors(&mut self) -> Result<bool, Stop> {
+        while self.rx.targets.len() < self.rx.descs.len() && self.rx.refused.is_none() {
+            let desc = self.rx.descs[self.rx.targets.len()];
+            match self.check(&desc) {
+                Ok(target) => self.rx.targets.push(target),
+                Err(Stop::NotReady) => return Ok(false),
+                Err(Stop::Refuse(refusal)) => self.rx.refused = Some(refusal),
+                Err(other) => return Err(other),
+            }
+        }
+        self.rx.not_ready = None;
+        Ok(true)
+    }
+
+    fn check(&mut self, desc: &Desc) -> Result<Target, Stop> {
+        match desc.opcode {
+            Opcode::Send | Opcode::Write => self.check_segment(desc),
+            Opcode::ReadRequest => {
+                self.check_new(desc)?;
+                let planned = self.rx.descs[self.rx.at..self.rx.targets.len()].iter();
+                let planned = planned.filter(|d| d.opcode == Opcode::ReadRequest).count();
+                if self.tx.responses.len() + planned >= self.max_responses {
+                    return Err(refuse(desc, Nak::InvalidRequest));
+                }
+                self.check_remote(desc, AccessFlags::REMOTE_READ)?;
+                self.rx.next = self.rx.next.wrapping_add(1);
+                Ok(Target::Nothing)
+            }
+            Opcode::ReadResponse => {
+                let entry = self.sq.get(desc.msn).ok_or(Stop::Nonsense)?;
+                let ours = entry.is_read() && entry.gone && entry.total == desc.total;
+                if ours { Ok(Target::Read) } else { Err(Stop::Nonsense) }
+            }
+            Opcode::Ack if self.device.caps.ordered => Err(Stop::Nonsense),
+            Opcode::Ack | Opcode::Nak => Ok(Target::Nothing),
+        }
+    }
+
+    /// RC: messages are new in their order, and one is complete before the next one begins.
+    fn check_new(&self, desc: &Desc) -> Result<(), Stop> {
+        if self.device.caps.ordered {
+            let whole = self.rx.open.back().is_none_or(|m| m.planned == m.total);
+            return if whole && desc.msn == self.rx.next { Ok(()) } else { Err(Stop::Nonsense) };
+        }
+        if self.rx.open.len() < MAX_OPEN { Ok(()) } else { Err(Stop::Nonsense) }
+    }
+
+    /// Whether the key allows the whole message. An empty one needs no key.
+    fn check_remote(&self, desc: &Desc, access: AccessFlags) -> Result<(), Stop> {
+        let guard = self.device.mrs.read();
+        let allowed =
+            desc.total == 0 || guard.resolve(desc.rkey, self.pd, desc.addr, desc.total.into(), access).is_some();
+        if allowed { Ok(()) } else { Err(refuse(desc, Nak::Access)) }
+    }
+
+    fn check_segment(&mut self, desc: &Desc) -> Result<Target, Stop> {
+        let send = desc.opcode == Opcode::Send;
+        if !send {
+            self.check_remote(desc, AccessFlags::REMOTE_WRITE)?;
+        }
+        let at = match self.rx.find(desc.msn) {
+            Some(at) => at,
+            None => {
+                self.check_new(desc)?;
+                if u64::from(desc.total) > self.device.caps.max_msg_size {
+                    return Err(refuse(desc, Nak::InvalidRequest));
+                }
+                let recv = if send || desc.imm().is_some() { Some(self.take_receive(desc, send)?) } else { None };
+                let (msn, total, imm) = (desc.msn, desc.total, desc.imm());
+                self.rx.open.push_back(Open { msn, send, total, planned: 0, received: 0, recv, imm });
+                self.rx.next = self.rx.next.wrapping_add(1);
+                self.rx.open.len() - 1
+            }
+        };
+        let ordered = self.device.caps.ordered;
+        let message = &mut self.rx.open[at];
+        let fits = message.send == send
+            && message.total == desc.total
+            && desc.len <= message.total - message.planned
+            && (!ordered || desc.offset == message.planned);
+        if !fits {
+            return Err(Stop::Nonsense);
+        }
+        message.planned += desc.len;
+        if desc.len == 0 {
+            return Ok(Target::Nothing);
+        }
+        if !send {
+            let addr = desc.addr + u64::from(desc.offset);
+            return Ok(Target::Memory { addr, key: desc.rkey, access: AccessFlags::REMOTE_WRITE, recv: None });
+        }
+        let sge = message.recv.and_then(|r| r.sge).ok_or(Stop::Nonsense)?;
+        let addr = sge.addr + u64::from(desc.offset);
+        Ok(Target::Memory { addr, key: sge.lkey, access: AccessFlags::LOCAL_WRITE, recv: message.recv })
+    }
+
+    /// The receive for a new message, when there is one and the message fits into it.
+    fn take_receive(&mut self, desc: &Desc, send: bool) -> Result<RecvWr, Stop> {
+        let recv = self.rq.pop_front().ok_or(Stop::NotReady)?;
+        if !send || desc.total == 0 {
+            return Ok(recv);
+        }
+        let refuse = |nak, status| {
+            Stop::Refuse(Refusal { msn: desc.msn, nak, recv: Some((recv, status)) })
+        };
+        let Some(sge) = recv.sge.filter(|s| s.len >= desc.total) else {
+            return Err(refuse(Nak::InvalidRequest, WcStatus::LocalLength));
+        };
+        let guard = self.device.mrs.read();
+        match guard.resolve(sge.lkey, self.pd, sge.addr, sge.len.into(), AccessFlags::LOCAL_WRITE) {
+            Some(_) => Ok(recv),
+            None => Err(refuse(Nak::Operation, WcStatus::LocalProtection)),
+        }
+    }
+
+    /// Copies payload that came in with headers, and finishes the descriptors that need no more.
+    fn take_staged_payload(&mut self) -> Result<(), Stop> {
+        while self.rx.at < self.rx.targets.len() {
+            let desc = self.rx.descs[self.rx.at];
+            let staged = self.rx.staged().len();
+            let take = (desc.len - self.rx.off).min(staged.min(STAGE_BYTES) as u32);
+            if take > 0 {
+                let rx = &self.rx;
+                let guard = self.device.mrs.read();
+                let mut bytes = &rx.staged()[..take as usize];
+                memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
+                    let (now, later) = bytes.split_at(range.len());
+                    range.write(now);
+                    bytes = later;
+                })?;
+                drop(guard);
+                self.rx.start += take as usize;
+            }
+            if !self.arrived(take)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// `n` more bytes of the current descriptor are in memory. True when it is finished.
+    fn arrived(&mut self, n: u32) -> Result<bool, Stop> {
+        let desc = self.rx.descs[self.rx.at];
+        self.rx.off += n;
+        if self.rx.off < desc.len {
+            return Ok(false);
+        }
+        (self.rx.at, self.rx.off) = (self.rx.at + 1, 0);
+        self.execute(&desc)?;
+        Ok(true)
+    }
+
+    /// One read: payload to where it belongs, and what follows it to the staging buffer.
+    fn read_some(&mut self) -> io::Result<Result<usize, Stop>> {
+        let Link::Up(socket) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
+        let rx = &mut self.rx;
+        if rx.start == rx.end {
+            (rx.start, rx.end) = (0, 0);
+        } else if rx.start > 0 {
+            // Part of a header. Moved to the front, so that all of it fits.
+            rx.stage.copy_within(rx.start..rx.end, 0);
+            (rx.start, rx.end) = (0, rx.end - rx.start);
+        }
+        if rx.expect != Expect::Payload {
+            let room = rx.stage.len() - rx.end;
+            let n = sys::recv(socket.as_fd(), &mut rx.stage[rx.end..])?;
+            rx.end += n;
+            if n < room && !self.ended {
+                self.readable = false;
+            }
+            return Ok(Ok(n));
+        }
+        let guard = self.device.mrs.read();
+        let mut vecs = RecvVecs::new();
+        let mut off = rx.off;
+        let mut complete = rx.targets.len() == rx.descs.len();
+        for at in rx.at..rx.targets.len() {
+            let (desc, target) = (&rx.descs[at], &rx.targets[at]);
+            // An element more than there is room for ends the list; the next read goes on there.
+            let mut room = true;
+            let taken = memory_of((&guard, self.pd), &self.sq, desc, target, off, desc.len - off, |range| {
+                room &= vecs.push_range(range);
+            });
+            match taken {
+                Err(stop) if at == rx.at => return Ok(Err(stop)),
+                Ok(()) if room => off = 0,
+                _ => {
+                    complete = false;
+                    break;
+                }
+            }
+        }
+        let payload = vecs.bytes();
+        if complete {
+            vecs.push_tail(&mut rx.stage[rx.end..]);
+        }
+        let n = vecs.recv(socket.as_fd())?;
+        if n < vecs.bytes() && !self.ended {
+            self.readable = false;
+        }
+        drop(guard);
+        self.rx.end += n.saturating_sub(payload);
+        let mut left = n.min(payload) as u32;
+        while left > 0 {
+            let take = left.min(self.rx.descs[self.rx.at].len - self.rx.off);
+            if let Err(stop) = self.arrived(take) {
+                return Ok(Err(stop));
+            }
+            left -= take;
+        }
+        Ok(Ok(n))
+    }
+
+    /// All of a descriptor is here.
+    fn execute(&mut self, desc: &Desc) -> Result<(), Stop> {
+        match desc.opcode {
+            Opcode::Send | Opcode::Write => {
+                let at = self.rx.find(desc.msn).ok_or(Stop::Nonsense)?;
+                let message = &mut self.rx.open[at];
+                message.received += desc.len;
+                if message.received == message.total {
+                    if let Some(message) = self.rx.open.remove(at) {
+                        self.executed(&message);
+                    }
+                }
+                Ok(())
+            }
+            Opcode::ReadRequest => {
+                let (msn, rkey, addr, total) = (desc.msn, desc.rkey, desc.addr, desc.total);
+                self.tx.responses.push_back(Response { msn, rkey, addr, total, sent: 0 });
+                self.tx.ack = self.tx.ack.wrapping_add(1);
+                Ok(())
+            }
+            Opcode::ReadResponse => {
+                if !self.sq.read_arrived(desc.msn, desc.len) {
+                    return Err(Stop::Nonsense);
+                }
+                self.complete_unordered(desc.msn);
+                self.retire();
+                Ok(())
+            }
+            Opcode::Ack => {
+                let rest = (0..64).filter(|n| desc.addr >> n & 1 != 0).map(|n| desc.msn.wrapping_add(1 + n));
+                for msn in std::iter::once(desc.msn).chain(rest) {
+                    if !self.sq.acknowledge(msn) {
+                        return Err(Stop::Nonsense);
+                    }
+                    self.complete_unordered(msn);
+                }
+                self.retire();
+                Ok(())
+            }
+            Opcode::Nak => {
+                let cause = Cause { msn: Some(desc.msn), status: Nak::status(desc.status), vendor_err: 0 };
+                Err(Stop::Failed(cause))
+            }
+        }
+    }
+
+    /// All of a message is in memory.
+    fn executed(&mut self, message: &Open) {
+        self.tx.ack = self.tx.ack.wrapping_add(1);
+        self.tx.ack_due = true;
+        if !self.device.caps.ordered {
+            self.tx.acks.push(message.msn);
+        }
+        if let Some(recv) = message.recv {
+            self.recv_cq.push(Cqe {
+                wr_id: recv.wr_id,
+                qp_num: self.qp_num,
+                status: WcStatus::Success,
+                vendor_err: 0,
+                opcode: if message.send { WcOpcode::Recv } else { WcOpcode::RecvWriteWithImm },
+                byte_len: message.total,
+                imm: message.imm,
+            });
+        }
+    }
+
+    fn complete_unordered(&mut self, msn: u32) {
+        if !self.device.caps.ordered {
+            let cq = &self.send_cq;
+            self.sq.complete(msn, self.qp_num, |cqe| cq.push(cqe));
+        }
+    }
+
+    fn retire(&mut self) {
+        let cq = &self.send_cq;
+        self.sq.retire(self.qp_num, |cqe| cq.push(cqe));
+    }
+}
+
+fn refuse(desc: &Desc, nak: Nak) -> Stop {
+    Stop::Refuse(Refusal { msn: desc.msn, nak, recv: None })
+}

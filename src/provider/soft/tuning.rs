@@ -1,0 +1,49 @@
+//! Every size and bound of the engine, in one place.
+
+use std::time::Duration;
+
+/// Descriptors of one frame at most.
+pub(super) const MAX_DESCS: usize = 64;
+/// Payload of one frame at most: how long a response or an acknowledgement may wait behind data.
+pub(super) const FRAME_BYTES: usize = 512 << 10;
+/// Payload of one segment of a message at most, so that messages interleave.
+pub(super) const SEGMENT_BYTES: usize = 256 << 10;
+/// The same where a profile reorders: small, so that much interleaves.
+pub(super) const SEGMENT_BYTES_UNORDERED: usize = 16 << 10;
+/// Pieces of memory of one frame at most (plus one for the header block).
+pub(super) const MAX_PIECES: usize = 126;
+/// Elements of one gathered read or write.
+pub(super) const MAX_IOVECS: usize = 128;
+/// Where headers, and the few payload bytes that come with them, are received.
+pub(super) const STAGE_BYTES: usize = 8 << 10;
+
+/// What a post sends in the caller's thread.
+pub(super) const DOORBELL_BYTES: usize = 256 << 10;
+/// What one progress slice sends, and receives, on one queue pair.
+pub(super) const QP_SLICE_BYTES: usize = 512 << 10;
+/// When a progress slice ends.
+pub(super) const SLICE_BYTES: usize = 1 << 20;
+/// Up to this many queue pairs, a slice asks each socket directly instead of epoll.
+pub(super) const DIRECT_QPS: usize = 4;
+
+/// Connections to a listener that have not shown who they are yet.
+pub(super) const MAX_STRANGERS: usize = 16;
+/// Messages in assembly at a receiver that reorders.
+pub(super) const MAX_OPEN: usize = 512;
+/// Bytes discarded while the last words of a failed connection travel.
+pub(super) const DRAIN_BYTES: usize = 64 << 20;
+
+/// Socket buffers. The system's limits apply.
+pub(super) const SOCKET_BUFFER: usize = 4 << 20;
+/// On one host, bbr paces a stream to about half of what reno does.
+pub(super) const LOOPBACK_CONGESTION: &[u8] = b"reno";
+/// A time-out of a device counts lost acknowledgements of a NIC. Here the peer's process has to read, so a shorter
+/// one would take a busy peer for a dead one.
+pub(super) const MIN_PEER_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// An unordered profile holds back one message in this many...
+pub(super) const HOLD_ONE_IN: u64 = 4;
+/// ...for at most this many progress slices.
+pub(super) const HOLD_SLICES: u64 = 2;
+/// ...and takes the next segment from one of this many messages.
+pub(super) const PICK_WINDOW: usize = 32;

@@ -1,0 +1,336 @@
+//! Frames out: responses to READs, requests and acknowledgements, gathered into frames.
+//!
+//! A frame that was begun is finished before the next one; what it points to stays registered or the connection ends.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+
+use super::frame::{DESC, Desc, HEADER, Header, Opcode, PREAMBLE, Preamble};
+use super::link::Link;
+use super::qp::QpInner;
+use super::sq::Piece;
+use super::sys::SendVecs;
+use super::tuning::{FRAME_BYTES, MAX_DESCS, MAX_PIECES, SEGMENT_BYTES, SEGMENT_BYTES_UNORDERED};
+use crate::provider::{AccessFlags, SendOp};
+
+/// Space that is worth a segment: the end of a full frame is left empty rather than cutting a message for less.
+const WORTH: usize = 4 << 10;
+
+/// A READ that we answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Response {
+    pub(super) msn: u32,
+    pub(super) rkey: u32,
+    pub(super) addr: u64,
+    pub(super) total: u32,
+    pub(super) sent: u32,
+}
+
+/// A piece of a frame's payload.
+#[derive(Clone, Copy, Debug)]
+enum Out {
+    Memory { addr: u64, len: u32, key: u32, access: AccessFlags },
+    Copied { at: u32, len: u32 },
+}
+
+impl Out {
+    fn len(self) -> usize {
+        match self {
+            Self::Memory { len, .. } | Self::Copied { len, .. } => len as usize,
+        }
+    }
+}
+
+/// The frame being sent, and what waits besides requests.
+#[derive(Debug, Default)]
+pub(super) struct Tx {
+    /// Preamble (once), header and descriptors.
+    head: Vec<u8>,
+    copied: Vec<u8>,
+    pieces: Vec<Out>,
+    descs: usize,
+    payload: usize,
+    /// Of head and pieces.
+    len: usize,
+    done: usize,
+    /// The piece that `done` is in, and how much of it is done.
+    at: (usize, usize),
+    active: bool,
+    has_nak: bool,
+    preamble: Option<[u8; PREAMBLE]>,
+    pub(super) responses: VecDeque<Response>,
+    /// Unordered: executed messages of the peer that it has not been told of.
+    pub(super) acks: Vec<u32>,
+    /// The peer should hear how far we are.
+    pub(super) ack_due: bool,
+    /// RC: MSN of the first message that has not been executed.
+    pub(super) ack: u32,
+    pub(super) writable: bool,
+    /// The socket refuses: nothing is sent any more, what has arrived is still read.
+    pub(super) dead: bool,
+}
+
+impl Tx {
+    pub(super) fn start(&mut self, preamble: &Preamble) {
+        self.preamble = Some(preamble.encode());
+        self.writable = true;
+    }
+
+    fn begin(&mut self) {
+        self.head.clear();
+        if let Some(preamble) = self.preamble.take() {
+            self.head.extend_from_slice(&preamble);
+        }
+        self.head.extend_from_slice(&[0; HEADER]);
+        self.copied.clear();
+        self.pieces.clear();
+        (self.descs, self.payload) = (0, 0);
+    }
+
+    fn has_room(&self, inside: usize) -> bool {
+        self.descs < MAX_DESCS
+            && (self.payload == 0 || self.payload + inside.min(WORTH) <= FRAME_BYTES)
+            // A message has up to 16 elements.
+            && self.pieces.len() + 16 < MAX_PIECES
+    }
+
+    fn room(&self, segment: usize) -> u32 {
+        (FRAME_BYTES - self.payload).min(segment) as u32
+    }
+
+    fn push_desc(&mut self, desc: &Desc) {
+        self.head.extend_from_slice(&desc.encode());
+        self.descs += 1;
+        self.payload += desc.len as usize;
+    }
+
+    fn push_memory(&mut self, addr: u64, len: u32, key: u32, access: AccessFlags) {
+        if len == 0 {
+            return;
+        }
+        if let Some(Out::Memory { addr: a, len: l, key: k, access: c }) = self.pieces.last_mut() {
+            // Neighbours in memory are one piece.
+            if *k == key && *c == access && *a + u64::from(*l) == addr {
+                *l += len;
+                return;
+            }
+        }
+        self.pieces.push(Out::Memory { addr, len, key, access });
+    }
+
+    fn finish(&mut self) {
+        let header = Header { descs: self.descs as u16, ack: self.ack, payload: self.payload as u32 };
+        let at = self.head.len() - self.descs * DESC - HEADER;
+        self.head[at..at + HEADER].copy_from_slice(&header.encode());
+        self.len = self.head.len() + self.payload;
+        (self.done, self.at, self.active) = (0, (0, 0), true);
+        self.ack_due = false;
+    }
+
+    /// `n` more bytes have gone.
+    fn advance(&mut self, n: usize) {
+        let in_head = n.min(self.head.len().saturating_sub(self.done));
+        self.done += n;
+        let mut n = n - in_head;
+        while n > 0 {
+            let (at, off) = self.at;
+            let left = self.pieces[at].len() - off;
+            if n < left {
+                self.at = (at, off + n);
+                break;
+            }
+            n -= left;
+            self.at = (at + 1, 0);
+        }
+    }
+}
+
+impl QpInner {
+    /// Something other than an acknowledgement waits to be sent.
+    pub(super) fn wants_to_send(&self) -> bool {
+        self.tx.active
+            || !self.tx.responses.is_empty()
+            || self.refusal.is_some()
+            || self.sq.wants_to_send()
+    }
+
+    /// Sends up to about `budget` bytes. Returns how many were sent.
+    pub(super) fn transmit(&mut self, budget: usize) -> usize {
+        let mut sent = 0;
+        while sent < budget && self.tx.writable && !self.tx.dead {
+            if !self.tx.active && !self.build() {
+                break;
+            }
+            match self.send_some() {
+                Ok((n, all)) => {
+                    sent += n;
+                    self.tx.advance(n);
+                    if self.tx.done == self.tx.len {
+                        self.tx.active = false;
+                        if self.tx.has_nak {
+                            self.last_words_sent();
+                            break;
+                        }
+                    } else if !all {
+                        // The buffer is full. The kernel has noted that we want to hear of room.
+                        self.tx.writable = false;
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.tx.writable = false,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // What the peer said before the end is still to be read; the read then finds the end.
+                Err(_) => {
+                    self.tx.dead = true;
+                    self.readable = true;
+                    self.ended = true;
+                }
+            }
+        }
+        sent
+    }
+
+    /// One `sendmsg` of what is left of the frame: how much went, and whether that was all of it.
+    fn send_some(&mut self) -> io::Result<(usize, bool)> {
+        let Link::Up(socket) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
+        let tx = &self.tx;
+        let guard = self.device.mrs.read();
+        let mut vecs = SendVecs::new();
+        if tx.done < tx.head.len() {
+            vecs.push_bytes(&tx.head[tx.done..]);
+        }
+        let (at, mut off) = tx.at;
+        for piece in &tx.pieces[at.min(tx.pieces.len())..] {
+            match *piece {
+                Out::Copied { at, len } => {
+                    let (at, len) = (at as usize, len as usize);
+                    vecs.push_bytes(&tx.copied[at + off..at + len]);
+                }
+                Out::Memory { addr, len, key, access } => {
+                    let (addr, len) = (addr + off as u64, u64::from(len) - off as u64);
+                    let Some(range) = guard.resolve(key, self.pd, addr, len, access) else {
+                        // Deregistered under a request in flight. A begun frame cannot be taken back.
+                        return Err(io::ErrorKind::PermissionDenied.into());
+                    };
+                    vecs.push_range(range);
+                }
+            }
+            off = 0;
+        }
+        let n = vecs.send(socket.as_fd())?;
+        Ok((n, n == vecs.bytes()))
+    }
+
+    /// Puts together the next frame. False when there is nothing to say.
+    fn build(&mut self) -> bool {
+        let preamble = self.tx.preamble;
+        self.tx.begin();
+        self.add_acks();
+        if self.refusal.is_none() || !self.tx.responses.is_empty() {
+            // Responses and requests take turns.
+            while self.add_response() | self.add_request() {}
+        }
+        if let Some(refusal) = &self.refusal {
+            if self.tx.responses.is_empty() && self.tx.descs < MAX_DESCS {
+                let mut desc = Desc::new(Opcode::Nak, refusal.msn);
+                desc.status = refusal.nak.code();
+                self.tx.push_desc(&desc);
+                self.tx.has_nak = true;
+            }
+        }
+        if self.tx.descs == 0 && !self.tx.ack_due {
+            self.tx.preamble = preamble;
+            return false;
+        }
+        self.tx.finish();
+        true
+    }
+
+    /// Unordered: which messages were executed, 65 of them a descriptor.
+    fn add_acks(&mut self) {
+        if self.tx.acks.is_empty() {
+            return;
+        }
+        let mut acks = std::mem::take(&mut self.tx.acks);
+        let base = acks[0];
+        // By distance from the first one, which may be on either side.
+        acks.sort_unstable_by_key(|m| m.wrapping_sub(base) as i32);
+        let mut rest = acks.as_slice();
+        while let (Some((&first, tail)), true) = (rest.split_first(), self.tx.descs < MAX_DESCS) {
+            let mut desc = Desc::new(Opcode::Ack, first);
+            let n = tail.iter().take_while(|m| m.wrapping_sub(first) <= 64).count();
+            for m in &tail[..n] {
+                desc.addr |= 1 << (m.wrapping_sub(first) - 1);
+            }
+            self.tx.push_desc(&desc);
+            rest = &tail[n..];
+        }
+        let told = acks.len() - rest.len();
+        acks.drain(..told);
+        self.tx.ack_due |= !acks.is_empty();
+        self.tx.acks = acks;
+    }
+
+    fn segment(&self) -> usize {
+        if self.device.caps.ordered { SEGMENT_BYTES } else { SEGMENT_BYTES_UNORDERED }
+    }
+
+    fn add_response(&mut self) -> bool {
+        let segment = self.segment();
+        let Some(r) = self.tx.responses.front().copied() else { return false };
+        let left = r.total - r.sent;
+        if !self.tx.has_room(left as usize) {
+            return false;
+        }
+        let mut desc = Desc::new(Opcode::ReadResponse, r.msn);
+        (desc.total, desc.offset, desc.len) = (r.total, r.sent, left.min(self.tx.room(segment)));
+        self.tx.push_desc(&desc);
+        self.tx.push_memory(r.addr + u64::from(r.sent), desc.len, r.rkey, AccessFlags::REMOTE_READ);
+        if desc.len == left {
+            self.tx.responses.pop_front();
+        } else if let Some(front) = self.tx.responses.front_mut() {
+            front.sent += desc.len;
+        }
+        true
+    }
+
+    fn add_request(&mut self) -> bool {
+        // A connection that is being refused takes no new requests.
+        if self.refusal.is_some() || !self.tx.has_room(0) {
+            return false;
+        }
+        let segment = self.segment();
+        let Some(msn) = self.sq.pick() else { return false };
+        let Some(e) = self.sq.get(msn) else { return false };
+        let left = e.total - e.sent;
+        if !self.tx.has_room(left as usize) {
+            return false;
+        }
+        let (opcode, imm) = match e.op {
+            SendOp::Send { imm } => (Opcode::Send, imm),
+            SendOp::Write { imm, .. } => (Opcode::Write, imm),
+            SendOp::Read { .. } => (Opcode::ReadRequest, None),
+        };
+        let mut desc = Desc::new(opcode, msn);
+        desc.set_imm(imm);
+        desc.total = e.total;
+        if let SendOp::Write { remote_addr, rkey, .. } | SendOp::Read { remote_addr, rkey } = e.op {
+            (desc.addr, desc.rkey) = (remote_addr, rkey);
+        }
+        if !e.is_read() {
+            (desc.offset, desc.len) = (e.sent, left.min(self.tx.room(segment)));
+            let tx = &mut self.tx;
+            self.sq.pieces(e, desc.offset, desc.len, |piece| match piece {
+                Piece::Memory { addr, len, key } => tx.push_memory(addr, len, key, AccessFlags::default()),
+                Piece::Copied { len } => {
+                    let at = tx.copied.len() as u32;
+                    tx.pieces.push(Out::Copied { at, len });
+                }
+            });
+            self.sq.copy_inline(e, desc.offset, desc.len, &mut self.tx.copied);
+        }
+        self.tx.push_desc(&desc);
+        self.sq.advance(msn, desc.len);
+        true
+    }
+}
