@@ -8,51 +8,51 @@ use landfall::memory::{Access, Exposed, Local, Memory, Region, Slice};
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QueuePair, Role};
 
 /// Far above what anything here takes; a hang fails instead of blocking the run.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-pub struct Side {
-    pub pd: ProtectionDomain,
-    pub cq: CompletionQueue,
-    pub qp: QueuePair,
+pub(crate) struct Side {
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) qp: QueuePair,
 }
 
-pub struct Pair {
-    pub a: Side,
-    pub b: Side,
+pub(crate) struct Pair {
+    pub(crate) a: Side,
+    pub(crate) b: Side,
 }
 
-pub fn device(profile: Profile) -> Device {
+pub(crate) fn device(profile: Profile) -> Device {
     Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap()
 }
 
 /// A queue depth that every profile has, or `want` where it is smaller.
-pub fn depth(profile: Profile, want: u32) -> u32 {
+pub(crate) fn depth(profile: Profile, want: u32) -> u32 {
     want.min(device(profile).capabilities().max_qp_wr)
 }
 
 impl Side {
-    pub fn new(device: &Device, depth: u32, spin: Duration) -> Self {
+    pub(crate) fn new(device: &Device, depth: u32, spin: Duration) -> Self {
         let pd = device.alloc_pd().unwrap();
         let cq = CompletionQueue::new(device, CqConfig::new(2 * depth).spin(spin)).unwrap();
         let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(depth, depth)).unwrap();
         Self { pd, cq, qp }
     }
 
-    pub async fn local(&self, len: u64) -> Slice<Local> {
+    pub(crate) async fn local(&self, len: u64) -> Slice<Local> {
         self.pd.register_local(Memory::anonymous(len)).await.unwrap().into_slice()
     }
 
-    pub async fn exposed(&self, len: u64) -> Region<Exposed> {
+    pub(crate) async fn exposed(&self, len: u64) -> Region<Exposed> {
         self.pd.register_exposed(Memory::anonymous(len), Access::READ_WRITE).await.unwrap()
     }
 }
 
 impl Pair {
-    pub async fn new(profile: Profile, want: u32) -> Self {
+    pub(crate) async fn new(profile: Profile, want: u32) -> Self {
         Self::spinning(profile, want, Duration::ZERO).await
     }
 
-    pub async fn spinning(profile: Profile, want: u32, spin: Duration) -> Self {
+    pub(crate) async fn spinning(profile: Profile, want: u32, spin: Duration) -> Self {
         let device = device(profile);
         let depth = depth(profile, want);
         let (a, b) = (Side::new(&device, depth, spin), Side::new(&device, depth, spin));
@@ -61,14 +61,14 @@ impl Pair {
     }
 }
 
-pub async fn connect(a: &QueuePair, b: &QueuePair) {
+pub(crate) async fn connect(a: &QueuePair, b: &QueuePair) {
     let (to_a, to_b) = (a.endpoint().unwrap(), b.endpoint().unwrap());
     b.connect(&to_a, Role::Passive, ConnectOptions::default()).await.unwrap();
     a.connect(&to_b, Role::Active, ConnectOptions::default()).await.unwrap();
 }
 
 /// Runs `test` for every profile, on both kinds of runtime.
-pub fn every_profile<F: AsyncFn(Profile)>(test: F) {
+pub(crate) fn every_profile<F: AsyncFn(Profile)>(test: F) {
     for profile in Profile::ALL {
         for multi_thread in [false, true] {
             eprintln!("profile {profile}, {}", if multi_thread { "multi-thread" } else { "current_thread" });
@@ -77,7 +77,7 @@ pub fn every_profile<F: AsyncFn(Profile)>(test: F) {
     }
 }
 
-pub fn run<T>(multi_thread: bool, test: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(multi_thread: bool, test: impl Future<Output = T>) -> T {
     let mut builder = if multi_thread {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         builder.worker_threads(2);
@@ -89,12 +89,12 @@ pub fn run<T>(multi_thread: bool, test: impl Future<Output = T>) -> T {
     runtime.block_on(within(test))
 }
 
-pub async fn within<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.expect("within the deadline")
 }
 
 /// Lets everything else run until `done`.
-pub async fn until(done: impl Fn() -> bool) {
+pub(crate) async fn until(done: impl Fn() -> bool) {
     within(async {
         while !done() {
             tokio::task::yield_now().await;
@@ -104,7 +104,7 @@ pub async fn until(done: impl Fn() -> bool) {
 }
 
 /// `n` slices of `each` bytes; the bytes of number `i` are `i`.
-pub fn split(mut slice: Slice<Local>, n: u64, each: u64) -> Vec<Slice<Local>> {
+pub(crate) fn split(mut slice: Slice<Local>, n: u64, each: u64) -> Vec<Slice<Local>> {
     (0..n)
         .map(|i| {
             let mut part = slice.split_to(each).unwrap();
