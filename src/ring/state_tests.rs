@@ -114,7 +114,7 @@ fn r4_a_small_completion_queue_refuses_and_says_what_there_is() {
     let mut ring = TestRing::new(16);
     let a = ring.reserve(false, 8).unwrap();
     ring.reserve(true, 8).unwrap();
-    assert_eq!(ring.reserve(false, 1).unwrap_err(), TooSmall { capacity: 16, committed: 16 });
+    assert_eq!(ring.reserve(false, 1).unwrap_err(), NoEntries::TooSmall { capacity: 16, committed: 16 });
     ring.release(a, false);
     ring.reserve(false, 8).unwrap();
     assert!(ring.reserve(false, u32::MAX).is_err());
@@ -168,7 +168,9 @@ fn r6_what_is_queued_and_what_comes_later_ends_with_the_first_cause() {
     let mut fx = TestFx::default();
     let waker = Waker::noop();
     let (key, id) = posted(submit(&mut ring, half, &tie, 0));
-    let Submitted::Queued(queued) = submit(&mut ring, half, &tie, 1) else { panic!("posted above the depth") };
+    let Submitted::Queued(queued) = submit(&mut ring, half, &tie, 1) else {
+        panic!("posted above the depth")
+    };
     ring.complete(&cqe(id, WcStatus::RemoteAccess), &mut fx);
     ring.end_queued(half, &mut fx);
     let failed = ring.poll_op(key, waker, &mut fx).unwrap().0.unwrap_err();
@@ -206,7 +208,9 @@ fn r2_a_cancelled_submitter_is_never_posted() {
     let mut fx = TestFx::default();
     let (_, id) = posted(submit(&mut ring, half, &tie, 0));
     let owner = Owner::Tagged { user_data: 1, submitter: None };
-    let Ok(Submitted::Queued(key)) = ring.submit(half, &tie, wr(), owner, Some(vec![1])) else { panic!("not queued") };
+    let Ok(Submitted::Queued(key)) = ring.submit(half, &tie, wr(), owner, Some(vec![1])) else {
+        panic!("not queued")
+    };
     assert!(!ring.poll_posted(key, Waker::noop()));
     ring.cancel_queued(key, &mut fx);
     assert_eq!(fx.bufs.len(), 1);

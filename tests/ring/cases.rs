@@ -9,11 +9,13 @@ use crate::harness::*;
 fn r1_case_14_notifications_keep_their_own_payload() {
     every_profile(async |profile| {
         let Pair { a, b } = Pair::new(profile, 16).await;
-        let sends: Vec<_> = split(a.local(64 * 32).await, 64, 32).into_iter().map(|part| a.qp.send(part)).collect();
+        let sends: Vec<_> =
+            split(a.local(64 * 32).await, 64, 32).into_iter().map(|part| a.qp.send(part)).collect();
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        let recvs: Vec<_> = split(b.local(64 * 32).await, 64, 32).into_iter().map(|part| b.qp.recv(part)).collect();
+        let recvs: Vec<_> =
+            split(b.local(64 * 32).await, 64, 32).into_iter().map(|part| b.qp.recv(part)).collect();
         let mut payloads = Vec::new();
         for recv in recvs {
             let (result, buf) = recv.await;

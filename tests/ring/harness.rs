@@ -61,10 +61,17 @@ impl Pair {
     }
 }
 
+/// Patient with a peer that is slow to post its receives: the machine may be busy.
+pub(crate) fn patient() -> ConnectOptions {
+    let mut options = ConnectOptions::default();
+    options.min_rnr_timer = 0;
+    options
+}
+
 pub(crate) async fn connect(a: &QueuePair, b: &QueuePair) {
     let (to_a, to_b) = (a.endpoint().unwrap(), b.endpoint().unwrap());
-    b.connect(&to_a, Role::Passive, ConnectOptions::default()).await.unwrap();
-    a.connect(&to_b, Role::Active, ConnectOptions::default()).await.unwrap();
+    b.connect(&to_a, Role::Passive, patient()).await.unwrap();
+    a.connect(&to_b, Role::Active, patient()).await.unwrap();
 }
 
 /// Runs `test` for every profile, on both kinds of runtime.

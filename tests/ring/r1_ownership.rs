@@ -40,10 +40,13 @@ fn r1_memory_of_a_dropped_future_lives_until_the_device_is_done() {
     every_profile(async |profile| {
         let device = device(profile);
         let depth = depth(profile, 16);
-        let (a, b) = (Side::new(&device, depth, Default::default()), Side::new(&device, depth, Default::default()));
+        let (a, b) =
+            (Side::new(&device, depth, Default::default()), Side::new(&device, depth, Default::default()));
         let target = b.exposed(4096).await;
         // Connected on one side only: the write is the device's, and cannot complete.
-        a.qp.connect(&b.qp.endpoint().unwrap(), landfall::ring::Role::Active, Default::default()).await.unwrap();
+        a.qp.connect(&b.qp.endpoint().unwrap(), landfall::ring::Role::Active, Default::default())
+            .await
+            .unwrap();
         let (memory, gone) = owned_memory(4096);
         let buf = a.pd.register_local(memory).await.unwrap().into_slice();
         drop(a.qp.write(buf, target.remote().whole()));
@@ -51,7 +54,9 @@ fn r1_memory_of_a_dropped_future_lives_until_the_device_is_done() {
             tokio::task::yield_now().await;
         }
         assert!(!gone.load(Ordering::SeqCst), "the device still reads this memory");
-        b.qp.connect(&a.qp.endpoint().unwrap(), landfall::ring::Role::Passive, Default::default()).await.unwrap();
+        b.qp.connect(&a.qp.endpoint().unwrap(), landfall::ring::Role::Passive, Default::default())
+            .await
+            .unwrap();
         until(|| gone.load(Ordering::SeqCst)).await;
         let mut bytes = [0; 4096];
         target.slice(..).unwrap().copy_out(0, &mut bytes).unwrap();

@@ -12,9 +12,8 @@ fn r4_a_thousand_operations_wait_for_room_in_a_queue_of_sixteen() {
         let pair = Pair::new(profile, 16).await;
         let target = pair.b.exposed(64).await;
         let source = pair.a.exposed(64).await;
-        let writes: Vec<_> = (0..1000)
-            .map(|_| pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole()))
-            .collect();
+        let writes: Vec<_> =
+            (0..1000).map(|_| pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole())).collect();
         for write in writes {
             assert_eq!(write.await.0.unwrap().bytes, 64);
         }

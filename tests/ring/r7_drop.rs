@@ -34,7 +34,8 @@ fn r7_everything_is_dropped_in_every_order_with_work_in_flight() {
             let remote = region.remote().whole();
             let ops: Vec<_> = (0..n).map(|_| a.qp.write(source.slice(..).unwrap(), remote)).collect();
             let recvs: Vec<_> = (0..n).map(|_| b.qp.recv(())).collect();
-            let (mut a_parts, mut b_parts) = ((Some(a.qp), Some(a.cq), Some(a.pd)), (Some(b.qp), Some(b.cq), Some(b.pd)));
+            let (mut a_parts, mut b_parts) =
+                ((Some(a.qp), Some(a.cq), Some(a.pd)), (Some(b.qp), Some(b.cq), Some(b.pd)));
             let (mut source, mut region) = (Some(source), Some(region));
             for step in order {
                 match step {
@@ -84,7 +85,10 @@ fn r7_a_runtime_that_goes_away_ends_operations_with_runtime_gone() {
             run(false, async {
                 for (i, op) in ops.into_iter().enumerate() {
                     let (result, buf) = op.await;
-                    assert!(matches!(result, Err(OpError::RuntimeGone | OpError::Closed { .. })), "{result:?}");
+                    assert!(
+                        matches!(result, Err(OpError::RuntimeGone | OpError::Closed { .. })),
+                        "{result:?}"
+                    );
                     assert!(buf.iter().all(|&b| b == i as u8));
                 }
                 if let Some((a, b)) = rest {
@@ -105,7 +109,8 @@ fn r7_a_queue_pair_can_be_made_again_and_again() {
     every_profile(async |profile| {
         let device = device(profile);
         let depth = depth(profile, 32);
-        let (a, b) = (Side::new(&device, depth, Default::default()), Side::new(&device, depth, Default::default()));
+        let (a, b) =
+            (Side::new(&device, depth, Default::default()), Side::new(&device, depth, Default::default()));
         let target = b.exposed(64).await;
         let source = a.exposed(64).await;
         let (mut qa, mut qb) = (a.qp, b.qp);
@@ -120,7 +125,9 @@ fn r7_a_queue_pair_can_be_made_again_and_again() {
                     assert!(!matches!(error, OpError::RuntimeGone), "{error:?}");
                 }
             }
-            let make = |pd, cq| landfall::ring::QueuePair::new(pd, cq, cq, landfall::ring::QpConfig::new(depth, depth));
+            let make = |pd, cq| {
+                landfall::ring::QueuePair::new(pd, cq, cq, landfall::ring::QpConfig::new(depth, depth))
+            };
             qa = make(&a.pd, &a.cq).unwrap();
             qb = make(&b.pd, &b.cq).unwrap();
         }
@@ -136,4 +143,70 @@ fn r7_a_completion_queue_needs_a_runtime_with_io() {
     let bare = tokio::runtime::Builder::new_current_thread().build().unwrap();
     assert!(matches!(bare.block_on(async { make() }), Err(DeviceError::NoRuntime)));
     run(false, async { make() }).unwrap();
+}
+
+/// Submitters in several tasks, futures dropped at random, and the queue pair closed or killed in the middle.
+#[test]
+fn r7_closing_under_load_ends_every_operation() {
+    for profile in Profile::ALL {
+        for round in 0..6u64 {
+            run(true, async {
+                let Pair { a, b } = Pair::new(profile, 16).await;
+                let target = b.exposed(64).await;
+                let source = a.exposed(64).await;
+                let qp = std::sync::Arc::new(a.qp);
+                let (cq, remote) = (a.cq, target.remote().whole());
+                let tasks: Vec<_> = (0..4u64)
+                    .map(|task| {
+                        let (qp, source) = (qp.clone(), source.clone());
+                        tokio::spawn(async move {
+                            let mut kept = Vec::new();
+                            for i in 0..100 + round * 50 {
+                                let write = qp.write(source.slice(..).unwrap(), remote);
+                                match (i * 7 + task) % 5 {
+                                    0 => drop(write),
+                                    1 => drop(write.await),
+                                    2 => {
+                                        let mut batch = qp.batch();
+                                        let op = landfall::ring::Op::write(source.slice(..).unwrap(), remote);
+                                        let _ = batch.push_wait(op).await;
+                                        batch.submit();
+                                        while qp.send_cq().try_next().is_some() {}
+                                    }
+                                    _ => kept.push(write),
+                                }
+                                if kept.len() > 20 {
+                                    drop(kept.remove(3).await);
+                                }
+                            }
+                            for write in kept {
+                                drop(write.await);
+                            }
+                        })
+                    })
+                    .collect();
+                for _ in 0..round * 20 {
+                    tokio::task::yield_now().await;
+                }
+                match round % 3 {
+                    0 => b.qp.kill(),
+                    1 => cq.close().await,
+                    _ => b.qp.close().await,
+                }
+                for task in tasks {
+                    task.await.unwrap();
+                }
+                let stats = cq.stats();
+                assert!(stats.peak_outstanding <= 16, "{stats:?}");
+                drop(qp);
+                while let Some(done) = {
+                    cq.close().await;
+                    cq.next().await
+                } {
+                    drop(done);
+                }
+                assert!(format!("{cq:?}").len() < 200);
+            });
+        }
+    }
 }

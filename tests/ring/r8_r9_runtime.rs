@@ -50,7 +50,11 @@ fn r8_waiting_costs_almost_no_cpu() {
         .output()
         .unwrap();
     let output = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success() && output.contains("1 passed"), "{output}{}", String::from_utf8_lossy(&child.stderr));
+    assert!(
+        child.status.success() && output.contains("1 passed"),
+        "{output}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
 }
 
 #[test]
