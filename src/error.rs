@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::provider::WcStatus;
+pub use crate::provider::WcStatus;
 
 /// A device could not be listed, opened or asked for a resource.
 #[derive(Debug, thiserror::Error)]

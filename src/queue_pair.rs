@@ -1,5 +1,6 @@
 //! Queue pairs: creation, connection, and a method an operation. The work is in `ring`.
 
+use std::fmt;
 use std::net::Ipv6Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use crate::device::ProtectionDomain;
 use crate::error::{OpError, QpError};
 use crate::memory::{AnySlice, RemoteSlice};
 use crate::provider::{QpAddress, QpConnect, QpInit};
-use crate::ring::{Batch, Buffer, FirstCause, HalfId, Op, OpFuture, QpCore, Rejected, Side, Tie, TooSmall};
+use crate::ring::{Batch, Buffer, FirstCause, HalfId, NoEntries, Op, OpFuture, QpCore, Rejected, Side, Tie};
 
 /// How a queue pair is made.
 #[derive(Clone, Debug)]
@@ -66,13 +67,13 @@ pub struct ConnectOptions {
     pub retry_cnt: u8,
     /// Retries while the peer has no receive posted, at most 6: 7 is "for ever".
     pub rnr_retry: u8,
-    /// The IB code of the wait between those, at most 31 (12 is 0.64 ms).
+    /// The IB code of the wait between those, at most 31 (12 is 0.64 ms, 20 is 10.24 ms, 0 is 655.36 ms).
     pub min_rnr_timer: u8,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { max_rd_atomic: 16, timeout: 14, retry_cnt: 6, rnr_retry: 6, min_rnr_timer: 12 }
+        Self { max_rd_atomic: 16, timeout: 14, retry_cnt: 6, rnr_retry: 6, min_rnr_timer: 20 }
     }
 }
 
@@ -85,14 +86,16 @@ impl ConnectOptions {
             ("the RNR timer code", self.min_rnr_timer, 31),
         ];
         match limits.into_iter().find(|&(_, asked, limit)| asked > limit) {
-            Some((what, asked, limit)) => Err(limit_error(what, asked.into(), limit.into(), "use a smaller value")),
+            Some((what, asked, limit)) => {
+                Err(limit_error(what, asked.into(), limit.into(), "use a smaller value"))
+            }
             None => Ok(()),
         }
     }
 }
 
 /// What a peer needs to connect to a queue pair. Plain data for an exchange of the user's own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpEndpoint {
     qp_num: u32,
     psn: u32,
@@ -102,6 +105,16 @@ pub struct QpEndpoint {
     soft_key: u64,
     mtu: u32,
     rd_atomic: u8,
+}
+
+impl fmt::Debug for QpEndpoint {
+    /// Without the key, which lets its holder connect.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QpEndpoint")
+            .field("qp_num", &self.qp_num)
+            .field("gid", &self.gid)
+            .finish_non_exhaustive()
+    }
 }
 
 impl QpEndpoint {
@@ -192,7 +205,8 @@ impl QueuePair {
             return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
         }
         let caps = pd.device().capabilities();
-        for (what, depth) in [("the send depth", config.send_depth), ("the receive depth", config.recv_depth)] {
+        for (what, depth) in [("the send depth", config.send_depth), ("the receive depth", config.recv_depth)]
+        {
             if depth == 0 {
                 return Err(limit_error(what, 0, caps.max_qp_wr.into(), "ask for at least one"));
             }
@@ -229,7 +243,12 @@ impl QueuePair {
         });
         let (send, recv) = (Side::new(s.clone(), send_half), Side::new(r.clone(), recv_half));
         let core = QpCore::new(qp, tie, send, recv, pd.clone(), config.max_inline);
-        Ok(Self { core, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
+        let this = Self { core, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() };
+        // Closed since the reservation, when it had no queue pair to close yet.
+        if s.ring.lock().is_shut() || r.ring.lock().is_shut() {
+            return Err(QpError::CqClosed);
+        }
+        Ok(this)
     }
 
     fn reserve(
@@ -239,29 +258,29 @@ impl QueuePair {
     ) -> Result<(HalfId, HalfId), QpError> {
         let (s, r) = (send_cq.core(), recv_cq.core());
         let (send, recv) = (config.send_depth, config.recv_depth);
-        let same = Arc::ptr_eq(s, r);
-        let too_small = |e: TooSmall, committed: u32, send: u32, recv: u32| QpError::CqTooSmall {
-            capacity: e.capacity,
-            committed,
-            asked: send.saturating_add(recv),
-            send,
-            recv,
-            needed: committed.saturating_add(send).saturating_add(recv),
-        };
-        let closed = |cq: &CompletionQueue| cq.core().ring.lock().is_shut();
-        if closed(send_cq) || closed(recv_cq) {
-            return Err(QpError::CqClosed);
-        }
-        let send_half = s.ring.lock().reserve(false, send);
-        let send_half = send_half.map_err(|e| too_small(e, e.committed, send, if same { recv } else { 0 }))?;
-        let recv_half = r.ring.lock().reserve(true, recv);
-        match recv_half {
-            Ok(recv_half) => Ok((send_half, recv_half)),
-            Err(e) => {
-                s.ring.lock().release(send_half, false);
-                Err(if same { too_small(e, e.committed - send, send, recv) } else { too_small(e, e.committed, 0, recv) })
+        // What this queue pair has taken of the queue already, and what it asks of it in all.
+        let refused = |e, taken: u32, send: u32, recv: u32| match e {
+            NoEntries::Shut => QpError::CqClosed,
+            NoEntries::TooSmall { capacity, committed } => {
+                let (committed, asked) = (committed - taken, send.saturating_add(recv));
+                QpError::CqTooSmall {
+                    capacity,
+                    committed,
+                    asked,
+                    send,
+                    recv,
+                    needed: committed.saturating_add(asked),
+                }
             }
-        }
+        };
+        let same = Arc::ptr_eq(s, r);
+        let send_half = s.ring.lock().reserve(false, send);
+        let send_half = send_half.map_err(|e| refused(e, 0, send, if same { recv } else { 0 }))?;
+        let recv_half = r.ring.lock().reserve(true, recv);
+        recv_half.map(|recv_half| (send_half, recv_half)).map_err(|e| {
+            s.ring.lock().release(send_half, false);
+            if same { refused(e, send, send, recv) } else { refused(e, 0, 0, recv) }
+        })
     }
 
     /// Its number.
@@ -302,7 +321,12 @@ impl QueuePair {
 
     /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:
     /// operations can be submitted at once, and fail with `RetryExceeded` when the peer does not appear.
-    pub async fn connect(&self, remote: &QpEndpoint, role: Role, options: ConnectOptions) -> Result<(), QpError> {
+    pub async fn connect(
+        &self,
+        remote: &QpEndpoint,
+        role: Role,
+        options: ConnectOptions,
+    ) -> Result<(), QpError> {
         options.check()?;
         let caps = self.core.pd.device().capabilities();
         let mtu = remote.mtu.min(caps.active_mtu);

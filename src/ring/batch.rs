@@ -155,7 +155,11 @@ struct Queued<'a> {
 impl Queued<'_> {
     async fn posted(self) {
         poll_fn(|cx| {
-            if self.side.cq.ring.lock().poll_posted(self.key, cx.waker()) { Poll::Ready(()) } else { Poll::Pending }
+            if self.side.cq.ring.lock().poll_posted(self.key, cx.waker()) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }

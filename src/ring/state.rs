@@ -54,6 +54,14 @@ impl<Q, B> Default for Effects<Q, B> {
 }
 
 impl<Q, B> Effects<Q, B> {
+    /// Nothing is to be done.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.wakers.is_empty()
+            && self.replaced.is_empty()
+            && self.bufs.is_empty()
+            && self.attention.is_empty()
+    }
+
     /// Wakes and drops. `attention` is the caller's to serve.
     pub(crate) fn fire(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
@@ -105,11 +113,13 @@ pub struct CqStats {
     pub peak_outstanding: u32,
 }
 
-/// A refused reservation (R4).
+/// A refused reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TooSmall {
-    pub(crate) capacity: u32,
-    pub(crate) committed: u32,
+pub(crate) enum NoEntries {
+    /// Closed, or without a runtime.
+    Shut,
+    /// It would overrun (R4).
+    TooSmall { capacity: u32, committed: u32 },
 }
 
 #[derive(Debug)]
@@ -155,14 +165,26 @@ impl<Q: Clone, B> Ring<Q, B> {
     // Halves.
 
     /// Reserves `depth` entries for a half.
-    pub(crate) fn reserve(&mut self, recv: bool, depth: u32) -> Result<HalfId, TooSmall> {
+    pub(crate) fn reserve(&mut self, recv: bool, depth: u32) -> Result<HalfId, NoEntries> {
+        if self.is_shut() {
+            return Err(NoEntries::Shut);
+        }
         let committed = self.committed;
         let total = committed.checked_add(depth).filter(|&n| n <= self.capacity);
-        self.committed = total.ok_or(TooSmall { capacity: self.capacity, committed })?;
+        self.committed = total.ok_or(NoEntries::TooSmall { capacity: self.capacity, committed })?;
         self.next_tag = self.next_tag.wrapping_add(1);
         let tag = self.next_tag;
-        let half =
-            Half { tag, qp: None, tie: None, recv, depth, outstanding: 0, head: NIL, tail: NIL, noted: false };
+        let half = Half {
+            tag,
+            qp: None,
+            tie: None,
+            recv,
+            depth,
+            outstanding: 0,
+            head: NIL,
+            tail: NIL,
+            noted: false,
+        };
         let index = match self.halves.iter().position(Option::is_none) {
             Some(free) => {
                 self.halves[free] = Some(half);
@@ -238,7 +260,9 @@ impl<Q: Clone, B> Ring<Q, B> {
 
     /// Tagged operations that can be submitted before completions are taken with `next()`.
     pub(crate) fn tagged_room(&self) -> u32 {
-        self.capacity.saturating_sub(self.tagged).saturating_sub(self.ready.len().min(u32::MAX as usize) as u32)
+        self.capacity
+            .saturating_sub(self.tagged)
+            .saturating_sub(self.ready.len().min(u32::MAX as usize) as u32)
     }
 
     fn find(&self, id: HalfId) -> Option<&Half<Q>> {
@@ -348,7 +372,8 @@ impl<Q: Clone, B> Ring<Q, B> {
     /// A completion of the device.
     pub(crate) fn complete(&mut self, cqe: &Cqe, fx: &mut Effects<Q, B>) {
         let id = WrId::decode(cqe.wr_id);
-        let Some((half, wr)) = self.slots.get(id.key).filter(|s| matches!(s.phase, Phase::Posted)).map(|s| (s.half, s.wr))
+        let Some((half, wr)) =
+            self.slots.get(id.key).filter(|s| matches!(s.phase, Phase::Posted)).map(|s| (s.half, s.wr))
         else {
             self.stats.stale += 1;
             return;
@@ -365,7 +390,9 @@ impl<Q: Clone, B> Ring<Q, B> {
         let result = match tie.cause.outcome(tie.qp_num, cqe.status, cqe.vendor_err) {
             Ok(()) => Ok(completed(cqe, &wr)),
             Err(_) if cqe.status == WcStatus::Flushed && gone => Err(OpError::RuntimeGone),
-            Err(OpError::Flushed { cause: None, .. }) if tie.is_closing() => Err(OpError::Closed { qp_num: tie.qp_num }),
+            Err(OpError::Flushed { cause: None, .. }) if tie.is_closing() => {
+                Err(OpError::Closed { qp_num: tie.qp_num })
+            }
             Err(error) => Err(error),
         };
         self.retire(id.key, half, result, fx);
@@ -501,6 +528,9 @@ impl<Q: Clone, B> Ring<Q, B> {
             Owner::Tagged { submitter, .. } => {
                 fx.replaced.extend(submitter);
                 self.tagged -= 1;
+                if self.is_over() {
+                    self.wake_waiters(fx);
+                }
             }
             Owner::Ignored => {}
         }
@@ -561,7 +591,8 @@ fn completed(cqe: &Cqe, wr: &Wr) -> Completed {
     let posted = wr.sge.map_or(0, |s| u64::from(s.len));
     match wr.kind {
         WrKind::Recv => {
-            let opcode = if cqe.opcode == WcOpcode::RecvWriteWithImm { Opcode::RecvWrite } else { Opcode::Recv };
+            let opcode =
+                if cqe.opcode == WcOpcode::RecvWriteWithImm { Opcode::RecvWrite } else { Opcode::Recv };
             Completed { opcode, bytes: u64::from(cqe.byte_len), imm: cqe.imm }
         }
         WrKind::Send(SendOp::Send { .. }) => Completed { opcode: Opcode::Send, bytes: posted, imm: None },

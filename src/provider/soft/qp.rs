@@ -100,10 +100,9 @@ impl SoftPd {
     pub(crate) fn create_qp(self: &Arc<Self>, send: &SoftCq, recv: &SoftCq, init: QpInit) -> Result<SoftQp, QpError> {
         let (send_cq, recv_cq) = (&send.shared, &recv.shared);
         let channel = &send_cq.channel;
-        if !Arc::ptr_eq(channel, &recv_cq.channel) {
-            return Err(QpError::ForeignResource { what: "the completion channels of the two completion queues" });
-        }
-        if !Arc::ptr_eq(&channel.device, &self.device) {
+        // The receive queue may be of another channel, as in verbs: the send queue's moves the data, and a completion
+        // raises the event of the queue that it goes to.
+        if !Arc::ptr_eq(&channel.device, &self.device) || !Arc::ptr_eq(&recv_cq.channel.device, &self.device) {
             return Err(QpError::ForeignResource { what: "the protection domain and the completion queue" });
         }
         let caps = &self.device.caps;
