@@ -502,3 +502,16 @@ impl Connection {
         }
     }
 }
+
+#[cfg(test)]
+impl Connection {
+    /// With nothing under way: slots are free, and each credit that we lack is one that the peer has not yet given back.
+    fn assert_at_rest(&self, peer: &Self) {
+        assert_eq!(self.sender.free_slots(), usize::from(self.cfg.max_transfers), "slots are missing");
+        assert!(self.receiver.is_idle(), "slots are busy");
+        assert_eq!(self.outstanding, 0);
+        for (ours, theirs) in self.links.iter().zip(&peer.links) {
+            assert_eq!(ours.credits.outstanding(), theirs.credits.unreported(), "k7: credits are lost");
+        }
+    }
+}

@@ -418,10 +418,17 @@ impl Sender {
             out.queue(Queued::Revoked { grant });
             return None;
         }
-        self.ids().find(|&id| {
-            // One that is deliverable ends by the receiver's word.
-            self.get(id).is_some_and(|t| t.grant == grant && t.abort.is_none() && !t.deliverable())
-        })
+        let Some(id) = self.ids().find(|&id| self.get(id).is_some_and(|t| t.grant == grant)) else {
+            // Over, or burned by a request whose answer an earlier connection has lost. A question or an abort that
+            // is still to be settled frees the grant by itself.
+            let earlier = [&self.ledger.in_doubt, &self.ledger.untold];
+            if !earlier.into_iter().any(|m| m.values().any(|&g| g == grant)) {
+                out.queue(Queued::Revoked { grant });
+            }
+            return None;
+        };
+        // One that is deliverable ends by the receiver's word.
+        self.get(id).is_some_and(|t| t.abort.is_none() && !t.deliverable()).then_some(id)
     }
 
     /// Transfers that must be aborted now, or the cause to give up for.
