@@ -217,6 +217,12 @@ pub enum ConnectError {
         /// What is missing, with both sides' values and the fix.
         what: String,
     },
+    /// What this side wants to say of itself is outside of what a hello can hold.
+    #[error("this side's configuration does not fit in a hello: {what}; correct it")]
+    Invalid {
+        /// What is wrong.
+        what: String,
+    },
     /// Our queue pairs could not be created or connected.
     #[error("the queue pairs could not be set up")]
     Qp {
@@ -252,6 +258,7 @@ impl ConnectError {
         match self {
             Self::Address { .. }
             | Self::AddrInUse { .. }
+            | Self::Invalid { .. }
             | Self::Qp { .. }
             | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }

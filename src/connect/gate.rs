@@ -88,8 +88,8 @@ impl Ticket {
         .await
     }
 
-    /// Exchanges the ticket for a permit, or `None` when too many have one.
-    pub(crate) fn admit(self) -> Option<Permit> {
+    /// A permit, for which the ticket can then be dropped, or `None` when too many have one.
+    pub(crate) fn admit(&self) -> Option<Permit> {
         let permit = Arc::clone(&self.admitted).try_acquire_owned().ok()?;
         Some(Permit { _place: permit })
     }
@@ -123,11 +123,12 @@ mod tests {
         assert_eq!(gate.waiting(), 2);
         let permit = b.admit();
         assert!(permit.is_some());
+        drop(b);
         assert_eq!(gate.waiting(), 1);
         assert!(c.admit().is_none(), "one is admitted at a time here");
         drop(permit);
         assert!(gate.enter().admit().is_some());
-        drop(a);
+        drop((a, c));
         assert_eq!(gate.waiting(), 0);
     }
 }

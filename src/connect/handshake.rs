@@ -53,7 +53,8 @@ pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
     expect: &Expect,
     deadline: Deadline,
 ) -> Result<ReplyReceived<S>, ConnectError> {
-    let bytes = frame::encode(Kind::Hello, hello.epoch, Stage::Hello, |b| hello.encode(b))?;
+    check_ours(hello)?;
+    let bytes = frame::encode(Kind::Hello, hello.epoch, |b| hello.encode(b))?;
     frame::write(&mut stream, &bytes, Stage::Hello, deadline).await?;
     let stage = Stage::HelloReply;
     let frame = receive(&mut stream, Kind::HelloReply, stage, None, deadline).await?;
@@ -127,21 +128,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
         let read = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
         let hello =
             read.and_then(|f| Hello::decode(f.epoch, &f.body).map_err(|e| ConnectError::malformed(stage, e)));
-        let failed = match hello {
+        let (error, reject) = match hello {
             Ok(hello) => match ticket.admit() {
                 Some(permit) => return Ok(Offer { hello, peer, stream, permit, epoch, deadline }),
-                None => ConnectError::Busy,
+                None => (ConnectError::Busy, Some(Reject::Busy)),
             },
             Err(e) => {
-                // The ticket stays held while the refusal is on its way.
-                if let Some(reject) = refusal_of(&e) {
-                    ticket.unless_evicted(refuse(&mut stream, epoch, &reject, deadline)).await;
-                }
-                return Err(e);
+                let reject = refusal_of(&e);
+                (e, reject)
             }
         };
-        refuse(&mut stream, epoch, &Reject::Busy, deadline).await;
-        Err(failed)
+        if let Some(reject) = &reject {
+            // The ticket stays held while the refusal is on its way.
+            ticket.unless_evicted(refuse(&mut stream, epoch, reject, deadline)).await;
+        }
+        Err(error)
     }
 }
 
@@ -159,7 +160,8 @@ pub(crate) struct Offer<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
     /// Sends the reply, after our queue pairs are connected, and waits for the client's.
     pub(crate) async fn accept(mut self, reply: &Hello) -> Result<Accepted<S>, ConnectError> {
-        let bytes = frame::encode(Kind::HelloReply, self.epoch, Stage::HelloReply, |b| reply.encode(b))?;
+        check_ours(reply)?;
+        let bytes = frame::encode(Kind::HelloReply, self.epoch, |b| reply.encode(b))?;
         frame::write(&mut self.stream, &bytes, Stage::HelloReply, self.deadline).await?;
         let peer = Some(self.hello.epoch);
         receive(&mut self.stream, Kind::Ready, Stage::Ready, peer, self.deadline).await?;
@@ -192,6 +194,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Accepted<S> {
     }
 }
 
+/// What the peer would refuse is not sent.
+fn check_ours(hello: &Hello) -> Result<(), ConnectError> {
+    hello.validate().map_err(|e| ConnectError::Invalid { what: e.to_string() })
+}
+
 /// Sends a frame without fields.
 async fn send(
     stream: &mut (impl AsyncWrite + Unpin),
@@ -200,7 +207,7 @@ async fn send(
     stage: Stage,
     deadline: Deadline,
 ) -> Result<(), ConnectError> {
-    let bytes = frame::encode(kind, epoch, stage, |_| {})?;
+    let bytes = frame::encode(kind, epoch, |_| {})?;
     frame::write(stream, &bytes, stage, deadline).await
 }
 
@@ -252,7 +259,7 @@ async fn refuse(
     let stage = Stage::HelloReply;
     let deadline = deadline.capped(LINGER);
     let result = async {
-        let bytes = frame::encode(Kind::Reject, epoch, stage, |b| reject.encode(b))?;
+        let bytes = frame::encode(Kind::Reject, epoch, |b| reject.encode(b))?;
         frame::write(stream, &bytes, stage, deadline).await?;
         deadline.io(stage, stream.shutdown()).await?;
         // Closing with unread input would reset the connection, and the refusal could be lost.

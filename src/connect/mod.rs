@@ -10,7 +10,7 @@
 //!   may send    ◄─────────────────  ReadyAck
 //! ```
 //!
-//! `frame` is the framing, `hello` and `reject` are what travels, `agree` is what two hellos make
+//! `frame` is the framing, `hello` (with `codec`) and `reject` are what travels, `agree` is what two hellos make
 //! together, `handshake` drives the four frames over any stream, `peers` keeps one connection a pair. Nothing here touches a provider: queue pairs
 //! are built by the caller, between the steps.
 
@@ -18,6 +18,7 @@
 #![allow(dead_code, unused_imports)]
 
 mod agree;
+mod codec;
 mod deadline;
 mod error;
 mod frame;

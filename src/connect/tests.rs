@@ -168,7 +168,7 @@ async fn answered(bytes: &[u8]) -> Reject {
 #[tokio::test]
 async fn b1_bad_peers_get_a_typed_error_and_an_answer_when_they_can_read_it() {
     let hello = sample();
-    let good = frame::encode(Kind::Hello, hello.epoch, Stage::Hello, |b| hello.encode(b)).unwrap();
+    let good = frame::encode(Kind::Hello, hello.epoch, |b| hello.encode(b)).unwrap();
     assert!(feed(&good, true).await.0.is_ok());
 
     let (got, answer) = feed(b"GET / HTTP/1.1\r\n\r\n.......", false).await;
@@ -186,12 +186,12 @@ async fn b1_bad_peers_get_a_typed_error_and_an_answer_when_they_can_read_it() {
     assert!(matches!(got, Err(ConnectError::TooLarge { .. })), "{got:?}");
     assert!(matches!(answered(&answer).await, Reject::Malformed { what } if what.contains("1048577")));
 
-    let ready = frame::encode(Kind::Ready, 1, Stage::Ready, |_| {}).unwrap();
+    let ready = frame::encode(Kind::Ready, 1, |_| {}).unwrap();
     let (got, answer) = feed(&ready, false).await;
     assert!(matches!(got, Err(ConnectError::Unexpected { kind: 4, .. })), "{got:?}");
     assert!(matches!(answered(&answer).await, Reject::Malformed { .. }));
 
-    let empty = frame::encode(Kind::Hello, 1, Stage::Hello, |_| {}).unwrap();
+    let empty = frame::encode(Kind::Hello, 1, |_| {}).unwrap();
     let (got, answer) = feed(&empty, false).await;
     assert!(matches!(&got, Err(ConnectError::Malformed { .. })), "{got:?}");
     assert_eq!(got.unwrap_err().fault(), Fault::Peer);
@@ -262,7 +262,7 @@ async fn b1_a_reply_of_another_epoch_or_connection_is_refused() {
         let f = frame::read(&mut b, Stage::Hello, far()).await.unwrap();
         let hello = Hello::decode(f.epoch, &f.body).unwrap();
         let reply = Hello { connection_id: hello.connection_id + 1, ..server_hello(&hello) };
-        let v = frame::encode(Kind::HelloReply, 1, Stage::HelloReply, |b| reply.encode(b)).unwrap();
+        let v = frame::encode(Kind::HelloReply, 1, |b| reply.encode(b)).unwrap();
         b.write_all(&v).await.unwrap();
     };
     let (hello, expect) = (sample(), Expect::default());
@@ -274,14 +274,26 @@ async fn b1_a_reply_of_another_epoch_or_connection_is_refused() {
         let f = frame::read(&mut b, Stage::Hello, far()).await.unwrap();
         let hello = Hello::decode(f.epoch, &f.body).unwrap();
         let reply = server_hello(&hello);
-        let v = frame::encode(Kind::HelloReply, reply.epoch, Stage::HelloReply, |b| reply.encode(b)).unwrap();
+        let v = frame::encode(Kind::HelloReply, reply.epoch, |b| reply.encode(b)).unwrap();
         b.write_all(&v).await.unwrap();
-        let ack = frame::encode(Kind::ReadyAck, reply.epoch + 1, Stage::ReadyAck, |_| {}).unwrap();
+        let ack = frame::encode(Kind::ReadyAck, reply.epoch + 1, |_| {}).unwrap();
         b.write_all(&ack).await.unwrap();
     };
     let connect = async { client(a, &sample(), &Expect::default(), far()).await?.ready().await };
     let ((), got) = tokio::join!(server, connect);
     assert!(matches!(got, Err(ConnectError::IdentityMismatch { .. })), "{:?}", got.err());
+}
+
+#[tokio::test]
+async fn b1_what_the_peer_would_refuse_is_not_sent() {
+    let (a, mut b) = tokio::io::duplex(1 << 16);
+    let hello = Hello { name: "n".repeat(65), ..sample() };
+    let e = client(a, &hello, &Expect::default(), far()).await.unwrap_err();
+    assert!(matches!(&e, ConnectError::Invalid { what } if what.contains("name")), "{e:?}");
+    assert_eq!(e.fault(), Fault::Local);
+    let mut sent = Vec::new();
+    b.read_to_end(&mut sent).await.unwrap();
+    assert!(sent.is_empty());
 }
 
 /// A listener whose backlog is full: the kernel drops further SYNs, as an address that swallows packets does.
