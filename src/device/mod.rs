@@ -1,6 +1,7 @@
 //! Devices: listing, opening, capabilities.
 
+mod gid;
+
 mod caps;
 
 pub use caps::Capabilities;
-mod gid;
