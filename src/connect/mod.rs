@@ -29,7 +29,6 @@ mod handshake;
 mod hello;
 mod oob;
 mod peers;
-mod random;
 mod reject;
 #[cfg(test)]
 mod tests;
@@ -43,6 +42,5 @@ pub(crate) use self::{
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
     oob::{OobListener, dial},
     peers::{Claim, Peers},
-    random::{random_psn, random_u64},
     reject::Reject,
 };
