@@ -113,8 +113,8 @@ pub enum ConnectError {
         /// What was awaited.
         stage: Stage,
     },
-    /// The server had too many handshakes and gave up this one, which had not said hello.
-    #[error("{stage}: given up for newer connections, because this one sent nothing; the peer may retry")]
+    /// The listener had too many handshakes and gave up the oldest, this one.
+    #[error("{stage}: given up for newer connections, because it took too long; the peer may retry")]
     Evicted {
         /// What was awaited.
         stage: Stage,
@@ -230,8 +230,8 @@ pub enum ConnectError {
         #[source]
         source: QpError,
     },
-    /// The listener has too many handshakes now.
-    #[error("too many handshakes at the listener at once; retry later")]
+    /// The listening side cannot take one more channel now.
+    #[error("the listening side cannot take one more channel now; retry later")]
     Busy,
     /// The peer is closing.
     #[error("the peer is closing; connect to another one, or retry when it is back")]

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 
 use super::error::{ConnectError, Fault, Stage};
 use super::frame::{self, Kind};
+use super::gate::Gate;
 use super::handshake::{Expect, client};
 use super::hello::Hello;
 use super::hello::tests::sample;
@@ -231,27 +232,42 @@ async fn b1_a_server_that_answers_garbage_fails_the_client_only() {
 
 #[tokio::test]
 async fn b1_silent_connections_do_not_keep_a_good_peer_out() {
-    let l = listener().await;
-    // More of them than a listener keeps, none of which says anything.
+    let l = listener().await.with_gate(Gate::with(8, Duration::ZERO));
+    // More of them than there are places, none of which gets anywhere.
     let mut silent = Vec::new();
     let mut handshakes = tokio::task::JoinSet::new();
-    for i in 0..100 {
+    for i in 0..20 {
         let to = l.local_addr().to_string();
         let (s, incoming) = tokio::join!(dial(&to, far()), l.accept(LONG));
         let mut s = s.unwrap();
-        // Half of them drip a byte.
-        if i % 2 == 0 {
-            s.write_all(b"L").await.unwrap();
+        match i % 3 {
+            0 => {}
+            1 => s.write_all(b"L").await.unwrap(),
+            // A whole hello, and then nothing.
+            _ => {
+                let v = frame::encode(Kind::Hello, 1, |b| sample().encode(b)).unwrap();
+                s.write_all(&v).await.unwrap();
+            }
         }
         silent.push(s);
-        handshakes.spawn(incoming.unwrap().hello(SERVER_EPOCH));
+        let incoming = incoming.unwrap();
+        handshakes.spawn(async move {
+            let offer = incoming.hello(SERVER_EPOCH).await?;
+            let reply = server_hello(&offer.hello);
+            offer.accept(&reply).await.map(|_| ())
+        });
     }
     let (server, client) = tokio::join!(serve_one(&l), connect_with(&l, sample(), Expect::default()));
     assert!(server.is_ok() && client.is_ok(), "{client:?}");
-    // The listener's limit is 64 and one place went to the good peer: at least 36 were evicted by now.
-    for _ in 0..36 {
+    // Of 20 and the good one, 8 have had a place at the end.
+    for _ in 0..13 {
         let ended = handshakes.join_next().await.unwrap().unwrap();
         assert!(matches!(ended, Err(ConnectError::Evicted { .. })), "{ended:?}");
+    }
+    drop(silent);
+    // The others end when their peers do.
+    while let Some(ended) = handshakes.join_next().await {
+        assert!(ended.unwrap().is_err());
     }
 }
 
