@@ -14,6 +14,7 @@ pub mod ring;
 mod completion_queue;
 mod provider;
 mod queue_pair;
+mod random;
 mod reactor;
 mod sync;
 mod wire;

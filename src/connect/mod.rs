@@ -10,14 +10,13 @@
 //!   may send    ◄─────────────────  ReadyAck
 //! ```
 //!
-//! `frame` is the framing, `hello` and `reject` are what travels, `agree` is what two hellos make
-//! together, `handshake` drives the four frames over any stream, `peers` keeps one connection a pair. Nothing here touches a provider: queue pairs
-//! are built by the caller, between the steps.
+//! `frame` is the framing, `hello` (with `codec`) and `reject` are what travels, `agree` is what two hellos make
+//! together, `handshake` drives the four frames over any stream. Which of two connections is kept is decided by the caller
+//! (`kv::peers`), between the steps; so are the queue pairs built. Nothing here touches a provider.
 
-// The channel (kv/) is the consumer: remove these two with it.
-#![allow(dead_code, unused_imports)]
 
 mod agree;
+mod codec;
 mod deadline;
 mod error;
 mod frame;
@@ -27,8 +26,6 @@ mod gate;
 mod handshake;
 mod hello;
 mod oob;
-mod peers;
-mod random;
 mod reject;
 #[cfg(test)]
 mod tests;
@@ -41,7 +38,5 @@ pub(crate) use self::{
     handshake::{Accepted, Expect, Incoming, Offer, ReplyReceived, client},
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
     oob::{OobListener, dial},
-    peers::{Claim, Peers},
-    random::{random_psn, random_u64},
     reject::Reject,
 };

@@ -16,11 +16,11 @@ use super::pool::KvPool;
 use super::setup::{self, Built};
 use crate::connect::{
     Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree, client, dial,
-    random_u64,
 };
 use crate::device::{Device, ProtectionDomain};
 use crate::error::DeviceError;
 use crate::provider;
+use crate::random::random_u64;
 use crate::reactor;
 
 /// Channels that were accepted and wait for [`KvListener::accept`]. Handshakes beyond wait their turn.

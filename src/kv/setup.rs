@@ -11,9 +11,10 @@ use super::proto::{self, Connection, Ledger, Part, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject, random_u64,
+    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject,
 };
 use crate::device::Capabilities;
+use crate::random::random_u64;
 use crate::memory::{Memory, Prefault};
 use crate::provider::{self, QpConnect};
 

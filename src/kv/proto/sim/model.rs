@@ -176,7 +176,7 @@ impl Model {
                 let t = self.transfers.get_mut(&(cx.me, id.0)).expect("r2: sent what was not accepted");
                 assert!(!std::mem::replace(&mut t.sent, true), "r2: sent twice");
             }
-            Event::Done { id, outcome } => {
+            Event::Done { id, outcome, .. } => {
                 let t = self.transfers.get_mut(&(cx.me, id.0)).expect("r2: done what was not accepted");
                 assert!(t.done.is_none(), "r2: {id:?} done twice");
                 match outcome {

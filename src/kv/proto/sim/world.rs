@@ -134,7 +134,7 @@ impl World {
             let mut pool = |base: u64, key: u32| {
                 let gap = rng.pick(&[0, 0, 24]);
                 let stride = BLOCK_BYTES + gap;
-                let layout = Layout::new(layers, BLOCKS, BLOCK_BYTES, stride * u64::from(BLOCKS), stride, 0);
+                let layout = Layout::new(layers, BLOCKS, BLOCK_BYTES, stride * u64::from(BLOCKS), stride);
                 Pool::new(layout.expect("valid"), base, key)
             };
             Endpoint {
