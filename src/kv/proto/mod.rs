@@ -40,6 +40,8 @@ mod config;
 mod control;
 mod credits;
 mod event;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod ledger;
 mod liveness;
 mod message;
