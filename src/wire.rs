@@ -6,7 +6,7 @@
 /// The input ended early, or a value is outside of what the format allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed {what} at byte {at}")]
-pub struct Malformed {
+pub(crate) struct Malformed {
     pub(crate) what: &'static str,
     pub(crate) at: usize,
 }

@@ -100,10 +100,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ReplyReceived<S> {
         reject.local_error()
     }
 
-    /// When the handshake has to be done: what the caller does in between ends then too.
-    pub(crate) fn deadline(&self) -> Deadline {
-        self.deadline
-    }
 }
 
 /// A connection that has not said hello.
@@ -127,14 +123,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
 
     /// Reads the hello. `epoch` is ours. A peer that breaks the format is told so, when it can understand it.
     pub(crate) async fn hello(self, epoch: u64) -> Result<Offer<S>, ConnectError> {
-        let Self { mut stream, peer, mut ticket, deadline } = self;
+        let Self { mut stream, mut ticket, deadline, .. } = self;
         let stage = Stage::Hello;
         let read = receive(&mut stream, Kind::Hello, stage, None, deadline);
         let read = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
         let hello =
             read.and_then(|f| Hello::decode(f.epoch, &f.body).map_err(|e| ConnectError::malformed(stage, e)));
         let error = match hello {
-            Ok(hello) => return Ok(Offer { hello, peer, stream, ticket, epoch, deadline }),
+            Ok(hello) => return Ok(Offer { hello, stream, ticket, epoch, deadline }),
             Err(e) => e,
         };
         if let Some(reject) = refusal_of(&error) {
@@ -148,7 +144,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
 #[derive(Debug)]
 pub(crate) struct Offer<S> {
     pub(crate) hello: Hello,
-    pub(crate) peer: SocketAddr,
     stream: S,
     ticket: Ticket,
     epoch: u64,
@@ -168,7 +163,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
         };
         let evicted = ConnectError::Evicted { stage: Stage::Ready };
         ticket.unless_evicted(answer).await.unwrap_or(Err(evicted))?;
-        Ok(Accepted { hello, stream, _ticket: ticket, epoch, deadline })
+        Ok(Accepted { stream, _ticket: ticket, epoch, deadline })
     }
 
     /// Refuses, and says why.
@@ -186,7 +181,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
 /// Both sides' queue pairs are connected; the client does not know it yet.
 #[derive(Debug)]
 pub(crate) struct Accepted<S> {
-    pub(crate) hello: Hello,
     stream: S,
     _ticket: Ticket,
     epoch: u64,

@@ -35,7 +35,7 @@ pub use error::{ConnectError, Fault, Stage};
 pub(crate) use self::{
     agree::{Agreed, agree, path_mtu},
     deadline::Deadline,
-    handshake::{Accepted, Expect, Incoming, Offer, ReplyReceived, client},
+    handshake::{Expect, Incoming, client},
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
     oob::{OobListener, dial},
     reject::Reject,

@@ -1,7 +1,6 @@
 //! The bootstrap over real sockets: good peers, bad peers, and what is left of a failed connect.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -247,8 +247,8 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
 }
 
 async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<KvChannel, ConnectError> {
-    let deadline = Deadline::after(shared.config.connect_timeout);
     let offer = incoming.hello(shared.epoch).await?;
+    let deadline = offer.deadline();
     let peer = offer.hello.clone();
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
@@ -290,6 +290,8 @@ async fn establish(
     let shared = claimed.shared.clone();
     let shared = &shared;
     let (peer_epoch, connection) = (claimed.peer, claimed.connection);
+    let proto = setup::protocol(shared, &built, peer, agreed).map_err(Reject::local_error)?;
+    let peer_pool = setup::peer_pool(peer).map_err(Reject::local_error)?;
     let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
         Answer::Wait => None,
         Answer::Taken(winner) => Some(Err(ConnectError::Duplicate { winner })),
@@ -300,7 +302,7 @@ async fn establish(
     claimed.done = true;
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
-    let (driver, completions) = setup::driver(shared, built, peer, agreed, ledger, on_end)?;
+    let (driver, completions) = setup::driver(shared, built, peer, peer_pool, proto, ledger, on_end);
     let gid = |hello: &Hello| hello.qps.first().map_or([0; 16], |qp| qp.gid);
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),

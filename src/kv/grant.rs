@@ -85,6 +85,7 @@ const FORMAT: u8 = 1;
 
 impl Grant {
     /// Grants `blocks` in that order.
+    #[cfg(test)]
     pub(crate) fn new(
         binding: Binding,
         id: u64,

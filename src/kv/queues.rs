@@ -63,7 +63,6 @@ impl QueueSizes {
 pub(crate) struct Queue {
     /// `None` once it has been destroyed.
     qp: Option<provider::Qp>,
-    qp_num: u32,
     generation: u32,
     sq: SendQueue<Posted>,
     pending: Vec<Pending>,
@@ -96,7 +95,6 @@ impl Queue {
         let qp_num = qp.qp_num();
         let mut this = Self {
             qp: Some(qp),
-            qp_num,
             generation: next_qp_generation(),
             sq: SendQueue::new(sizes.send_depth, ordered, all_signaled),
             pending: Vec::with_capacity(sizes.send_depth as usize),

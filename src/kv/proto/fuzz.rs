@@ -51,7 +51,7 @@ impl<'a> Input<'a> {
 }
 
 fn plan(blocks: u32) -> Plan {
-    let layout = Layout::new(2, 16, 64, 16 * 64, 64, 0).expect("a valid layout");
+    let layout = Layout::new(2, 16, 64, 16 * 64, 64).expect("a valid layout");
     let seams = Seams::new(vec![Part { addr: 4096, len: 2 * 16 * 64, key: 1 }]).expect("a valid part");
     let mut b = PlanBuilder::new((&layout, &seams), (&layout, &seams)).expect("layouts that agree");
     if blocks > 0 {
