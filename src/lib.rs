@@ -3,6 +3,7 @@
 //! The promise is in the name: **a write is done when it has landed**, that is, when the remote side has
 //! confirmed that the data is in its memory, never when the local queue has drained.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(missing_docs, unreachable_pub)]
 
 pub mod connect;
 pub mod device;

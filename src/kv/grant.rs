@@ -365,7 +365,7 @@ mod tests {
     fn k6_hostile_counts_runs_and_numbers_are_refused() {
         let with = |tail: &[u8]| {
             let mut v = grant(&[]).to_bytes();
-            v.truncate(25);
+            v.truncate(33);
             v.extend_from_slice(tail);
             Grant::from_bytes(&v)
         };
@@ -386,7 +386,7 @@ mod tests {
 
     #[test]
     fn k6_serde_checks_what_the_codec_checks() {
-        let json = r#"{"owner":1,"bound":2,"id":3,"runs":[[4,2],[5,1]]}"#;
+        let json = r#"{"owner":1,"bound":2,"connection":5,"id":3,"runs":[[4,2],[5,1]]}"#;
         let e = serde_json::from_str::<Grant>(json).unwrap_err().to_string();
         assert!(e.contains("block 5 is granted twice"), "{e}");
         assert!(serde_json::from_str::<Grant>(&json.replace("[5,1]", "[4294967295,1]")).is_err());
