@@ -140,8 +140,14 @@ fn r5_completions_of_a_destroyed_queue_pair_match_nothing() {
         };
         assert_eq!(next.qp_num(), number, "the soft provider hands the number out again");
         let new: Vec<_> = (0..8).map(|_| next.recv(())).collect();
-        until(|| cq.stats().stale >= 8).await;
-        assert_eq!((cq.stats().stale, cq.stats().completions), (8, 0));
+        // With one thread no driver ran between the flush and the destruction: all eight are stale. With several it may
+        // have taken some in time.
+        until(|| cq.stats().stale + cq.stats().completions >= 8).await;
+        let (stats, flavor) = (cq.stats(), tokio::runtime::Handle::current().runtime_flavor());
+        if flavor == tokio::runtime::RuntimeFlavor::CurrentThread {
+            assert_eq!((stats.stale, stats.completions), (8, 0));
+        }
+        assert_eq!(stats.stale + stats.completions, 8, "a foreign completion was matched");
         next.close().await;
         for op in new {
             assert!(matches!(op.await.0, Err(OpError::Closed { .. })));

@@ -1,8 +1,8 @@
 //! Completion channels, and progress: the engine has no thread of its own, it runs when a queue is polled.
 //!
 //! The channel's descriptor is an epoll instance that holds the sockets of its queue pairs, an event counter for
-//! armed queues and for work that became possible without an edge, and a timer. Registrations are edge-triggered; an
-//! edge is kept in [`QpShared::edges`] until the queue pair has been served.
+//! armed queues and for work that became possible without an edge, and a timer. Sockets are edge-triggered; an edge is
+//! kept in [`QpShared::edges`] until the queue pair has been served.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -65,6 +65,8 @@ impl SoftChannel {
     /// Takes the pending events. Sockets that they name are served by the next polls.
     pub(crate) fn drain_events(&self) -> io::Result<()> {
         self.sleeping.store(false, Ordering::SeqCst);
+        self.event.clear();
+        self.timer.clear();
         self.take_edges(&self.members.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -124,8 +126,8 @@ impl SoftChannel {
 
     fn take_edges(&self, members: &[Option<Arc<QpShared>>]) -> io::Result<()> {
         self.epoll.drain(|token, ready| match token {
-            EVENT => self.event.clear(),
-            TIMER => self.timer.clear(),
+            // Level-triggered: these stay until `drain_events` clears them, whoever looks in between.
+            EVENT | TIMER => {}
             token => {
                 // Events of a queue pair that has left name a slot that is empty, or taken by another token.
                 if let Some(Some(qp)) = members.get(token as u32 as usize) {

@@ -9,7 +9,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::frame::{PREAMBLE, Preamble};
 use super::sys::{self, Epoll};
-use super::tuning::{LOOPBACK_CONGESTION, MAX_STRANGERS, SOCKET_BUFFER};
+use super::tuning::{LISTEN_BACKLOG, LOOPBACK_CONGESTION, MAX_STRANGERS, SOCKET_BUFFER};
 
 /// How a queue pair is, or is not yet, or is no longer connected.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Door {
         // An accepted socket inherits the buffers, which have to be set before the handshake.
         set_buffers(&listener);
         listener.bind(&SocketAddr::new(ip, 0).into())?;
-        listener.listen(MAX_STRANGERS as i32)?;
+        listener.listen(LISTEN_BACKLOG)?;
         let port = listener.local_addr()?.as_socket().map_or(0, |a| a.port());
         Ok((Self { listener, strangers: Vec::new() }, port))
     }

@@ -411,6 +411,9 @@ impl QpInner {
                     self.rx.expect_preamble(self.expected);
                     if let Link::Dialing(socket) = std::mem::replace(&mut self.link, Link::Down) {
                         self.connected(socket);
+                        // The peer lets us in at our first bytes: they do not wait for a request.
+                        self.tx.ack_due = true;
+                        self.transmit(1);
                     }
                 }
                 Err(_) => self.connection_lost(),

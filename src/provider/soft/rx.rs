@@ -549,8 +549,8 @@ impl QpInner {
                 Ok(())
             }
             Opcode::Ack => {
-                let rest = (0..64).filter(|n| desc.addr >> n & 1 != 0).map(|n| desc.msn.wrapping_add(1 + n));
-                for msn in std::iter::once(desc.msn).chain(rest) {
+                let named = |n: u32| n == 0 || desc.addr >> (n - 1) & 1 != 0;
+                for msn in self.sq.shuffled_ack().filter(|&n| named(n)).map(|n| desc.msn.wrapping_add(n)) {
                     if !self.sq.acknowledge(msn) {
                         return Err(Stop::Nonsense);
                     }

@@ -279,6 +279,12 @@ impl SendQueue {
         true
     }
 
+    /// The messages of one acknowledgement, 0 to 64, in an order of its own: completions have none either.
+    pub(super) fn shuffled_ack(&mut self) -> impl Iterator<Item = u32> + use<> {
+        let start = self.rng.below(65) as u32;
+        (0..65).map(move |k| (start + k * 37) % 65)
+    }
+
     /// `len` bytes of the READ `msn` have come. False when that is more than were asked for.
     #[must_use]
     pub(super) fn read_arrived(&mut self, msn: u32, len: u32) -> bool {

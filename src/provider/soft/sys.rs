@@ -20,7 +20,7 @@ fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
     check(rc).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// An epoll instance whose registrations are edge-triggered.
+/// An epoll instance.
 #[derive(Debug)]
 pub(super) struct Epoll(OwnedFd);
 
@@ -53,13 +53,14 @@ impl Epoll {
         self.0.as_fd()
     }
 
-    /// Watches a socket for both directions. Closing it ends the registration.
+    /// Watches a socket for both directions, by edges. Closing it ends the registration.
     pub(super) fn add_socket(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         self.add(fd, token, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET)
     }
 
+    /// Watches a counter, by level.
     pub(super) fn add_readable(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        self.add(fd, token, libc::EPOLLIN | libc::EPOLLET)
+        self.add(fd, token, libc::EPOLLIN)
     }
 
     fn add(&self, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
