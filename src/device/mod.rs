@@ -106,6 +106,13 @@ impl Device {
         }
     }
 
+    /// Whether it is an RDMA device, and not the soft provider.
+    pub fn is_rdma(&self) -> bool {
+        match self.inner.provider {
+            provider::Device::Soft(_) => false,
+        }
+    }
+
     /// The soft provider's profile.
     pub fn profile(&self) -> Option<Profile> {
         self.inner.profile

@@ -733,6 +733,8 @@ impl Inner {
         }
         self.events(now, after);
         self.state = State::Ended { cause };
+        // Whoever has come here, the task must see that it is over.
+        after.nudge = true;
         after.ledger = self.conn.take().map(|conn| {
             let mut ledger = conn.into_ledger();
             // Their blocks go back to the pool now, so nobody may write to them under these grants any more. The sender

@@ -76,6 +76,13 @@ impl KvEndpoint {
         }
         let pd = pool.pd().clone();
         let device = pd.device().clone();
+        if config.require_rdma && !device.is_rdma() {
+            return Err(DeviceError::Unsupported {
+                what: "RDMA, which KvConfig::require_rdma asks for,",
+                device: device.name().to_owned(),
+                fix: "open an RDMA device, or do not require it",
+            });
+        }
         // Checked here, so that the mistake is found before anybody connects.
         config.clone().fit(device.capabilities())?;
         let os = |source| DeviceError::Os { what: "reading random bytes", source };

@@ -169,6 +169,15 @@ async fn k6_a_source_pool_grants_nothing() {
     assert_eq!(refused.blocks.len(), 1);
 }
 
+/// K9: no fallback is silent.
+#[tokio::test]
+async fn k9_rdma_can_be_required() {
+    let pd = device(Profile::Default).alloc_pd().unwrap();
+    let pool = KvPool::new(&pd, layout(1, 8, 1000)).await.unwrap();
+    let error = KvEndpoint::new(pool, config().require_rdma(true)).unwrap_err().to_string();
+    assert!(error.contains("soft-default") && error.contains("RDMA"), "{error}");
+}
+
 /// CASES 46: the wrong peer answers.
 #[tokio::test]
 async fn k6_another_identity_is_refused() {
