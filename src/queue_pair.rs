@@ -442,3 +442,42 @@ impl Drop for QueuePair {
 fn limit_error(what: &'static str, asked: u64, limit: u64, fix: &'static str) -> QpError {
     QpError::Limit { what, asked, limit, fix }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::completion_queue::CqConfig;
+    use crate::device::{Device, SoftConfig};
+    use crate::error::WcStatus;
+    use crate::provider::{SendOp, Sge};
+    use crate::ring::{Owner, Wr, WrKind};
+
+    /// The flushed receive is polled before anybody has looked at the queue that has the cause.
+    #[tokio::test]
+    async fn r6_the_cause_is_found_in_the_other_completion_queue() {
+        let device = Device::soft(SoftConfig::new()).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = |spin| CompletionQueue::new(&device, CqConfig::new(16).spin(spin)).unwrap();
+        let (sends, recvs) = (cq(Duration::ZERO), cq(Duration::from_secs(5)));
+        let qp = QueuePair::new(&pd, &sends, &recvs, QpConfig::new(8, 8)).unwrap();
+        let peer = QueuePair::new(&pd, &sends, &sends, QpConfig::new(1, 1)).unwrap();
+        qp.connect(&peer.endpoint().unwrap(), Role::Active, ConnectOptions::default()).await.unwrap();
+        let recv = qp.recv(());
+        // Past the checks: a key that is none. The device fails it at the post.
+        let op = SendOp::Send { imm: None };
+        let wr = Wr { kind: WrKind::Send(op), sge: Some(Sge { addr: 4096, len: 8, lkey: u32::MAX }) };
+        qp.core.submit(wr, Owner::Ignored, None).unwrap();
+        // One thread: this spins on the receives' queue, and no driver runs.
+        match recv.await.0.unwrap_err() {
+            OpError::Flushed { cause: Some(cause), .. } => {
+                assert!(
+                    matches!(*cause, OpError::Status { status: WcStatus::LocalProtection, .. }),
+                    "{cause:?}"
+                );
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

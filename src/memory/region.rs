@@ -34,8 +34,9 @@ impl Kind for Exposed {}
 /// place from which the registration goes to the reaper instead.
 #[derive(Debug)]
 pub(crate) struct MrInner {
-    // Dropped in this order: the registration before the memory.
+    // Dropped in this order: the registration before its domain and the memory.
     pub(super) mr: provider::Mr,
+    pub(super) pd: provider::Pd,
     pub(super) mapping: Arc<Mapping>,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -67,7 +68,7 @@ impl<K: Kind> Region<K> {
         let mapping = Arc::new(mapping);
         let len = mapping.len();
         let mr = pd.reg_mr(mapping.clone(), 0, len, access)?;
-        Ok(Self { inner: Arc::new(MrInner { mr, mapping, offset: 0, len, access }), kind: PhantomData })
+        Ok(Self { inner: Arc::new(MrInner { mr, pd: pd.clone(), mapping, offset: 0, len, access }), kind: PhantomData })
     }
 
     /// Bytes.
