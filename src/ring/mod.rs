@@ -40,7 +40,8 @@
 //! | [`CompletionQueue`] | its driver ends after the last queue pair |
 //! | `close()` of either | it is closed all the same |
 //!
-//! `mem::forget` of any of them leaks at most the buffers and the slots that it holds; no other operation waits for it.
+//! `mem::forget` of any of them leaks what it holds: its buffer and slot and, of a submitted future, the memory and the
+//! descriptors of its completion queue. No other operation waits for it.
 //!
 //! # Runtime
 //!

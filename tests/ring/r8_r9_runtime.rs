@@ -1,6 +1,5 @@
 //! R8: idle is free. R9: a good tokio citizen.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,16 +44,7 @@ fn r8_child() {
 
 #[test]
 fn r8_waiting_costs_almost_no_cpu() {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "r8_r9_runtime::r8_child", "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let output = String::from_utf8_lossy(&child.stdout);
-    assert!(
-        child.status.success() && output.contains("1 passed"),
-        "{output}{}",
-        String::from_utf8_lossy(&child.stderr)
-    );
+    alone("r8_r9_runtime::r8_child");
 }
 
 #[test]
