@@ -350,6 +350,8 @@ impl QueuePair {
         };
         self.core.with_qp(|qp| qp.connect(&attr)).unwrap_or_else(|| Err(self.closed("connected")))?;
         self.core.connected.store(true, Ordering::Release);
+        // A software transport has something to do now, and no event says so.
+        self.send_cq.core().nudge();
         Ok(())
     }
 
@@ -453,6 +455,38 @@ mod tests {
     use crate::error::WcStatus;
     use crate::provider::{SendOp, Sge};
     use crate::ring::{Owner, Wr, WrKind};
+
+    #[tokio::test]
+    async fn r7_a_queue_pair_that_does_not_drain_in_time_is_destroyed() {
+        let device = Device::soft(SoftConfig::new()).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = CompletionQueue::new(&device, CqConfig::new(16)).unwrap();
+        let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(8, 8)).unwrap();
+        let recv = qp.recv(());
+        // As if it had been closing, without completions, until its time was over.
+        cq.core().watch_closing(std::time::Instant::now(), qp.core.clone());
+        cq.core().nudge();
+        assert!(matches!(recv.await.0, Err(OpError::Closed { .. })));
+        assert!(qp.core.with_qp(|_| ()).is_none(), "destroyed");
+        qp.close().await;
+    }
+
+    #[tokio::test]
+    async fn r7_what_the_reaper_gives_up_ends_all_the_same() {
+        use crate::reactor::Drive;
+
+        let device = Device::soft(SoftConfig::new()).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = CompletionQueue::new(&device, CqConfig::new(16)).unwrap();
+        let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(8, 8)).unwrap();
+        let recvs: Vec<_> = (0..12).map(|_| qp.recv(())).collect();
+        cq.core().runtime_gone();
+        cq.core().abandon();
+        for recv in recvs {
+            assert!(matches!(recv.await.0, Err(OpError::RuntimeGone)));
+        }
+        assert!(cq.next().await.is_none() && cq.core().is_drained());
+    }
 
     /// The flushed receive is polled before anybody has looked at the queue that has the cause.
     #[tokio::test]

@@ -112,7 +112,7 @@ impl CqCore {
         self.drained.wait().await;
     }
 
-    pub(super) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
+    pub(crate) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
         self.closing.lock().push((until, qp));
         self.has_closing.store(true, Ordering::Release);
     }
