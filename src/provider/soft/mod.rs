@@ -66,10 +66,8 @@ pub(crate) struct SoftPd {
 
 impl SoftDevice {
     pub(crate) fn open(config: &SoftConfig) -> Result<Arc<Self>, DeviceError> {
-        link::check_address(config.address).map_err(|source| DeviceError::Os {
-            what: "binding to the soft device's address",
-            source,
-        })?;
+        link::check_address(config.address)
+            .map_err(|source| DeviceError::Os { what: "binding to the soft device's address", source })?;
         Ok(Arc::new(Self {
             caps: config.profile.capabilities(),
             address: config.address,

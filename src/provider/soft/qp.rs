@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use socket2::Socket;
@@ -21,7 +21,8 @@ use super::tx::Tx;
 use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, lock};
 use crate::error::{PostError, QpError};
 use crate::provider::{
-    AccessFlags, Cqe, QpAddress, QpConnect, QpInit, QpState, RecvWr, SendOp, SendWr, Sge, WcOpcode, WcStatus, WrChain,
+    AccessFlags, Cqe, QpAddress, QpConnect, QpInit, QpState, RecvWr, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    WrChain,
 };
 
 /// A queue pair. Drop destroys it.
@@ -97,11 +98,18 @@ pub(super) struct QpInner {
 }
 
 impl SoftPd {
-    pub(crate) fn create_qp(self: &Arc<Self>, send: &SoftCq, recv: &SoftCq, init: QpInit) -> Result<SoftQp, QpError> {
+    pub(crate) fn create_qp(
+        self: &Arc<Self>,
+        send: &SoftCq,
+        recv: &SoftCq,
+        init: QpInit,
+    ) -> Result<SoftQp, QpError> {
         let (send_cq, recv_cq) = (&send.shared, &recv.shared);
         let channel = &send_cq.channel;
         if !Arc::ptr_eq(channel, &recv_cq.channel) {
-            return Err(QpError::ForeignResource { what: "the completion channels of the two completion queues" });
+            return Err(QpError::ForeignResource {
+                what: "the completion channels of the two completion queues",
+            });
         }
         if !Arc::ptr_eq(&channel.device, &self.device) {
             return Err(QpError::ForeignResource { what: "the protection domain and the completion queue" });
@@ -116,11 +124,17 @@ impl SoftPd {
         ] {
             if asked > limit {
                 let (asked, limit) = (asked.into(), limit.into());
-                return Err(QpError::Limit { what, asked, limit, fix: "ask for at most what capabilities() says" });
+                return Err(QpError::Limit {
+                    what,
+                    asked,
+                    limit,
+                    fix: "ask for at most what capabilities() says",
+                });
             }
         }
         let os = |what| move |source| QpError::Os { what, source };
-        let (door, port) = Door::open(self.device.address).map_err(os("listening for the peer of a queue pair"))?;
+        let (door, port) =
+            Door::open(self.device.address).map_err(os("listening for the peer of a queue pair"))?;
         let key = sys::random_u64().map_err(os("drawing the key of a queue pair"))?;
         let psn = sys::random_u64().map_err(os("drawing a packet sequence number"))? as u32 & 0xff_ffff;
         let qp_num = self.device.qp_numbers.take().ok_or(QpError::Limit {
@@ -298,7 +312,8 @@ impl QpShared {
 
     pub(super) fn add_edges(&self, ready: Readiness) {
         let mut edges = 0;
-        for (is, bit) in [(ready.readable(), READABLE), (ready.writable(), WRITABLE), (ready.ended(), ENDED)] {
+        for (is, bit) in [(ready.readable(), READABLE), (ready.writable(), WRITABLE), (ready.ended(), ENDED)]
+        {
             edges |= if is { bit } else { 0 };
         }
         self.edges.fetch_or(edges, Ordering::SeqCst);
@@ -310,10 +325,13 @@ impl QpShared {
         let mut qp = lock(&self.inner);
         // After the lock: an edge that comes later stays for the next turn.
         let edges = self.edges.swap(0, Ordering::SeqCst);
+        let deadline = self.deadline();
         let moved = qp.serve(edges, direct, due, eager, channel, self.token);
         self.publish(&qp);
         drop(qp);
-        if self.has_work() {
+        // Found by a slice after the arm, which has set the timer for other deadlines.
+        let new_deadline = self.deadline().is_some() && self.deadline() != deadline;
+        if self.has_work() || new_deadline {
             channel.kick();
         }
         moved
@@ -365,7 +383,8 @@ impl QpInner {
         // 4.096 us * 2^timeout, a retry each; a time-out of 0 is for ever, which TCP bounds by itself.
         let once = Duration::from_nanos(4096u64 << attr.timeout.min(31));
         self.peer_timeout = (once * u32::from(attr.retry_cnt).max(1)).max(MIN_PEER_TIMEOUT);
-        self.rnr_wait = (attr.rnr_retry < 7).then(|| rnr_timer(attr.min_rnr_timer) * (u32::from(attr.rnr_retry) + 1));
+        self.rnr_wait =
+            (attr.rnr_retry < 7).then(|| rnr_timer(attr.min_rnr_timer) * (u32::from(attr.rnr_retry) + 1));
         self.sq.set_max_reads(attr.max_rd_atomic);
         self.max_responses = usize::from(attr.max_dest_rd_atomic);
         let remote = attr.remote;
@@ -400,12 +419,14 @@ impl QpInner {
     /// Brings the connection up, if it can be now.
     fn progress_link(&mut self, channel: &SoftChannel, token: u64) {
         match &mut self.link {
-            Link::Listening(door) if self.state == QpState::Rts => match door.visit(&self.expected, channel.epoll(), token) {
-                // A new edge-triggered registration reports what is there already.
-                Knock::Peer(socket) => self.connected(socket),
-                Knock::Nobody => self.readable = false,
-                Knock::Again => self.readable = true,
-            },
+            Link::Listening(door) if self.state == QpState::Rts => {
+                match door.visit(&self.expected, channel.epoll(), token) {
+                    // A new edge-triggered registration reports what is there already.
+                    Knock::Peer(socket) => self.connected(socket),
+                    Knock::Nobody => self.readable = false,
+                    Knock::Again => self.readable = true,
+                }
+            }
             Link::Dialing(socket) => match link::dialed(socket) {
                 Ok(false) => {}
                 Ok(true) => {
@@ -467,7 +488,9 @@ impl QpInner {
         if failure.is_none() && !wr.inline {
             let access = if read { AccessFlags::LOCAL_WRITE } else { AccessFlags::default() };
             let guard = self.device.mrs.read();
-            let covered = |s: &Sge| s.len == 0 || guard.resolve(s.lkey, self.pd, s.addr, s.len.into(), access).is_some();
+            let covered = |s: &Sge| {
+                s.len == 0 || guard.resolve(s.lkey, self.pd, s.addr, s.len.into(), access).is_some()
+            };
             failure = (!sges.iter().all(covered)).then_some(WcStatus::LocalProtection);
         }
         if wr.inline && failure.is_none() {
@@ -499,7 +522,15 @@ impl QpInner {
         }
     }
 
-    fn serve(&mut self, edges: u8, direct: bool, due: bool, eager: bool, channel: &SoftChannel, token: u64) -> usize {
+    fn serve(
+        &mut self,
+        edges: u8,
+        direct: bool,
+        due: bool,
+        eager: bool,
+        channel: &SoftChannel,
+        token: u64,
+    ) -> usize {
         self.readable |= edges & READABLE != 0;
         self.ended |= edges & ENDED != 0;
         let mut moved = 0;
@@ -525,7 +556,8 @@ impl QpInner {
             if self.wants_to_send() || (eager && self.tx.ack_due) {
                 moved += self.transmit(QP_SLICE_BYTES);
             }
-            if self.tx.dead && self.refusal.is_some() {
+            if self.tx.dead && (self.refusal.is_some() || self.rx.not_ready.is_some()) {
+                // Nothing more is read, so that the read cannot find the end.
                 self.connection_lost();
             }
         }
@@ -645,8 +677,9 @@ impl QpInner {
 /// The IB encoding of the RNR NAK timer.
 fn rnr_timer(code: u8) -> Duration {
     const MICROS: [u32; 32] = [
-        655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840, 5_120, 7_680,
-        10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760, 327_680, 491_520,
+        655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840,
+        5_120, 7_680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760,
+        327_680, 491_520,
     ];
     Duration::from_micros(MICROS[usize::from(code & 31)].into())
 }

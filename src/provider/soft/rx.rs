@@ -59,7 +59,12 @@ struct Open {
 #[derive(Clone, Copy, Debug)]
 enum Target {
     Nothing,
-    Memory { addr: u64, key: u32, access: AccessFlags, recv: Option<RecvWr> },
+    Memory {
+        addr: u64,
+        key: u32,
+        access: AccessFlags,
+        recv: Option<RecvWr>,
+    },
     /// The elements of a READ of ours.
     Read,
 }
@@ -241,7 +246,9 @@ impl QpInner {
             }
             match self.rx.expect {
                 Expect::Preamble(expected) => {
-                    let Some(bytes) = self.rx.staged().first_chunk::<PREAMBLE>() else { return Ok(Flow::Hungry) };
+                    let Some(bytes) = self.rx.staged().first_chunk::<PREAMBLE>() else {
+                        return Ok(Flow::Hungry);
+                    };
                     if Preamble::decode(bytes) != Some(expected) {
                         return Err(Stop::Nonsense);
                     }
@@ -357,8 +364,8 @@ impl QpInner {
     /// Whether the key allows the whole message. An empty one needs no key.
     fn check_remote(&self, desc: &Desc, access: AccessFlags) -> Result<(), Stop> {
         let guard = self.device.mrs.read();
-        let allowed =
-            desc.total == 0 || guard.resolve(desc.rkey, self.pd, desc.addr, desc.total.into(), access).is_some();
+        let allowed = desc.total == 0
+            || guard.resolve(desc.rkey, self.pd, desc.addr, desc.total.into(), access).is_some();
         if allowed { Ok(()) } else { Err(refuse(desc, Nak::Access)) }
     }
 
@@ -374,7 +381,8 @@ impl QpInner {
                 if u64::from(desc.total) > self.device.caps.max_msg_size {
                     return Err(refuse(desc, Nak::InvalidRequest));
                 }
-                let recv = if send || desc.imm().is_some() { Some(self.take_receive(desc, send)?) } else { None };
+                let recv =
+                    if send || desc.imm().is_some() { Some(self.take_receive(desc, send)?) } else { None };
                 let (msn, total, imm) = (desc.msn, desc.total, desc.imm());
                 self.rx.open.push_back(Open { msn, send, total, planned: 0, received: 0, recv, imm });
                 self.rx.next = self.rx.next.wrapping_add(1);
@@ -396,7 +404,12 @@ impl QpInner {
         }
         if !send {
             let addr = desc.addr + u64::from(desc.offset);
-            return Ok(Target::Memory { addr, key: desc.rkey, access: AccessFlags::REMOTE_WRITE, recv: None });
+            return Ok(Target::Memory {
+                addr,
+                key: desc.rkey,
+                access: AccessFlags::REMOTE_WRITE,
+                recv: None,
+            });
         }
         let sge = message.recv.and_then(|r| r.sge).ok_or(Stop::Nonsense)?;
         let addr = sge.addr + u64::from(desc.offset);
@@ -409,9 +422,7 @@ impl QpInner {
         if !send || desc.total == 0 {
             return Ok(recv);
         }
-        let refuse = |nak, status| {
-            Stop::Refuse(Refusal { msn: desc.msn, nak, recv: Some((recv, status)) })
-        };
+        let refuse = |nak, status| Stop::Refuse(Refusal { msn: desc.msn, nak, recv: Some((recv, status)) });
         let Some(sge) = recv.sge.filter(|s| s.len >= desc.total) else {
             return Err(refuse(Nak::InvalidRequest, WcStatus::LocalLength));
         };
