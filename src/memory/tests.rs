@@ -62,7 +62,7 @@ async fn r1_local_slices_split_and_join_like_bytes_mut() {
 async fn r1_exposed_slices_copy_within_their_bounds_only() {
     let region = pd().register_exposed(Memory::memfd(100_000), Access::READ_WRITE).await.unwrap();
     let s = region.slice(1000..90_000).unwrap();
-    let data: Vec<u8> = (0..89_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..89_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     s.copy_in(0, &data).unwrap();
     let mut out = vec![0; 89_000];
     s.copy_out(0, &mut out).unwrap();

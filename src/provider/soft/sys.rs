@@ -1,6 +1,6 @@
 //! System calls: epoll, eventfd, timerfd, gathered reads and writes. No policy.
 //!
-//! With `mr.rs` (and the inline copy in `qp.rs`) the only files of the provider with `unsafe`.
+//! With `mr.rs` (and the inline copy in `post.rs`) the only files of the provider with `unsafe`.
 
 use std::io;
 use std::marker::PhantomData;
