@@ -5,7 +5,8 @@
 //! torn, stale and misplaced data, not an adversary's.
 
 const P: u64 = 0x9e37_79b9_7f4a_7c15;
-const SEEDS: [u64; 4] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
+const SEEDS: [u64; 4] =
+    [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 const STRIPE: usize = 32;
 
 /// A checksum in progress. Pieces before the last one must be multiples of 32 bytes.
@@ -20,7 +21,10 @@ impl Checksum {
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        debug_assert!(self.len.is_multiple_of(STRIPE as u64), "a piece before the last one was not whole stripes");
+        debug_assert!(
+            self.len.is_multiple_of(STRIPE as u64),
+            "a piece before the last one was not whole stripes"
+        );
         let (stripes, rest) = bytes.as_chunks::<STRIPE>();
         for s in stripes {
             self.stripe(s);

@@ -64,7 +64,11 @@ pub struct Region<K: Kind> {
 
 impl<K: Kind> Region<K> {
     /// Registers the whole of `mapping`. Blocks.
-    pub(crate) fn register(pd: &provider::Pd, mapping: Mapping, access: AccessFlags) -> Result<Self, MemoryError> {
+    pub(crate) fn register(
+        pd: &provider::Pd,
+        mapping: Mapping,
+        access: AccessFlags,
+    ) -> Result<Self, MemoryError> {
         let mapping = Arc::new(mapping);
         let len = mapping.len();
         let mr = pd.reg_mr(mapping.clone(), 0, len, access)?;

@@ -254,6 +254,7 @@ impl CqCore {
                 self.slice(poller, false);
             }
             if done() {
+                self.rearm();
                 return true;
             }
             if Instant::now() >= until {
@@ -265,6 +266,14 @@ impl CqCore {
             self.nudge();
         }
         done()
+    }
+
+    /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (On a device that
+    /// raised an event, which wakes it.)
+    fn rearm(&self) {
+        if !matches!(self.cq.arm(), Ok(Armed::Armed)) {
+            self.nudge();
+        }
     }
 
     // Tagged completions.
