@@ -245,6 +245,9 @@ pub enum OpError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The buffer's keys mean nothing to this queue pair.
+    #[error("the buffer is registered in another protection domain; register it in the queue pair's own")]
+    ForeignBuffer,
     /// A send, write or read before the queue pair was connected.
     #[error("queue pair {qp_num} is not connected; connect it first (receives can be posted before)")]
     NotConnected {

@@ -84,6 +84,13 @@ impl Device {
     /// Opens a soft device of this process.
     pub fn soft(config: SoftConfig) -> Result<Self, DeviceError> {
         let (profile, address) = (config.profile, config.address);
+        if address.is_unspecified() || address.is_multicast() {
+            return Err(DeviceError::Config {
+                what: "address of a soft device",
+                got: address.to_string(),
+                expected: "an address of this host that its peers can reach".to_owned(),
+            });
+        }
         let device = SoftDevice::open(&config)?;
         let inner = Inner {
             provider: provider::Device::Soft(device),
@@ -152,3 +159,6 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -47,7 +47,11 @@ impl ProtectionDomain {
 
     /// Registers memory that peers reach as `access` says. As for cancelling, see
     /// [`register_local`](Self::register_local).
-    pub async fn register_exposed(&self, memory: Memory, access: Access) -> Result<Region<Exposed>, MemoryError> {
+    pub async fn register_exposed(
+        &self,
+        memory: Memory,
+        access: Access,
+    ) -> Result<Region<Exposed>, MemoryError> {
         self.register(memory, access.flags()).await
     }
 

@@ -274,6 +274,10 @@ impl KvDriver {
                     inner.poll_once(now, after);
                     ready(inner, after, None)
                 });
+                if out.is_some() || now >= end {
+                    // This thread has polled without arming: the task sleeps, and relies on an arm that may be used up.
+                    self.locked(|inner, after| inner.rearm(after));
+                }
                 if let Some(out) = out {
                     return Poll::Ready(out);
                 }
@@ -282,8 +286,6 @@ impl KvDriver {
                 }
                 std::hint::spin_loop();
             }
-            // What this thread has polled raises no event any more: the task must look whether work is left.
-            self.nudge();
         }
         match self.locked(|inner, after| ready(inner, after, Some(cx.waker()))) {
             Some(out) => Poll::Ready(out),
@@ -567,24 +569,33 @@ impl Inner {
 
     /// One bounded slice, which ends armed or with more to do.
     fn drive(&mut self, now: Instant, after: &mut After) -> Step {
+        let mut armed = false;
         for _ in 0..POLLS {
+            let busy = self.poll_once(now, after);
             if self.is_ended() {
                 return Step::Done;
             }
-            if self.poll_once(now, after) {
+            if busy {
+                armed = false;
                 continue;
             }
+            // Poll, arm, poll again (R3). On a software transport the second poll may have stopped in the middle of I/O
+            // that raises no event any more; arming once more asks for that too.
             match self.cq.arm() {
                 Ok(Armed::More) => return Step::More,
-                Ok(Armed::Armed) => {}
+                Ok(Armed::Armed) if armed => return Step::Idle,
+                Ok(Armed::Armed) => armed = true,
                 Err(error) => self.fail(Cause::Transport, &format!("arming the queue: {error}"), now, after),
-            }
-            // What came between the poll and the arm raises no event: look once more (R3).
-            if !self.poll_once(now, after) {
-                return if self.is_ended() { Step::Done } else { Step::Idle };
             }
         }
         Step::More
+    }
+
+    /// After polling without arming.
+    fn rearm(&mut self, after: &mut After) {
+        if !self.is_ended() && !matches!(self.cq.arm(), Ok(Armed::Armed)) {
+            after.nudge = true;
+        }
     }
 
     fn is_ended(&self) -> bool {

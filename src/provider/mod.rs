@@ -291,6 +291,13 @@ impl Device {
 }
 
 impl Pd {
+    /// Whether two handles are of the same protection domain.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Soft(a), Self::Soft(b)) => Arc::ptr_eq(a, b),
+        }
+    }
+
     /// Registers `mapping`. Blocking on real devices (pins pages): call it off the runtime's workers.
     pub(crate) fn reg_mr(&self, mapping: Arc<Mapping>, offset: u64, len: u64, access: AccessFlags) -> Result<Mr, MemoryError> {
         match self {

@@ -40,7 +40,8 @@
 //! | [`CompletionQueue`] | its driver ends after the last queue pair |
 //! | `close()` of either | it is closed all the same |
 //!
-//! `mem::forget` of any of them leaks at most the buffers and the slots that it holds; no other operation waits for it.
+//! `mem::forget` of any of them leaks what it holds: its buffer and slot and, of a submitted future, the memory and the
+//! descriptors of its completion queue. No other operation waits for it.
 //!
 //! # Runtime
 //!
@@ -87,6 +88,8 @@ pub(crate) use cq_core::CqCore;
 pub(crate) use qp_core::{QpCore, Side};
 #[allow(unused_imports)] // Consumer: kv.
 pub(crate) use send_queue::SendQueue;
+#[cfg(test)]
+pub(crate) use slots::{Owner, Wr, WrKind};
 pub(crate) use state::{HalfId, NoEntries, Tie};
 pub(crate) use wr_id::next_qp_generation;
 #[allow(unused_imports)] // Consumer: kv.

@@ -53,7 +53,9 @@ impl SoftDevice {
                 sleeping: AtomicBool::new(false),
             })
         };
-        make().map(Arc::new).map_err(|source| DeviceError::Os { what: "creating a completion channel", source })
+        make()
+            .map(Arc::new)
+            .map_err(|source| DeviceError::Os { what: "creating a completion channel", source })
     }
 }
 
@@ -90,6 +92,13 @@ impl SoftChannel {
     /// Makes the descriptor readable.
     pub(super) fn signal(&self) {
         self.event.signal();
+    }
+
+    /// Whoever polls has got something: it arms again before it waits.
+    pub(super) fn awake(&self) {
+        if self.sleeping.load(Ordering::Relaxed) {
+            self.sleeping.store(false, Ordering::SeqCst);
+        }
     }
 
     /// There is work to do that no edge will announce.

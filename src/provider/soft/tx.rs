@@ -149,10 +149,7 @@ impl Tx {
 impl QpInner {
     /// Something other than an acknowledgement waits to be sent.
     pub(super) fn wants_to_send(&self) -> bool {
-        self.tx.active
-            || !self.tx.responses.is_empty()
-            || self.refusal.is_some()
-            || self.sq.wants_to_send()
+        self.tx.active || !self.tx.responses.is_empty() || self.refusal.is_some() || self.sq.wants_to_send()
     }
 
     /// Sends up to about `budget` bytes. Returns how many were sent.

@@ -13,9 +13,15 @@ fn readable(side: &Side, wait_ms: i32) -> bool {
 
 /// What a driver does: poll until empty, arm, poll again, wait for the descriptor.
 fn next(side: &mut Side) {
-    while side.poll() == 0 {
-        if side.cq.arm().unwrap() == Armed::More || side.poll() > 0 {
+    loop {
+        if side.poll() > 0 {
+            return;
+        }
+        if side.cq.arm().unwrap() == Armed::More {
             continue;
+        }
+        if side.poll() > 0 {
+            return;
         }
         assert!(readable(side, DEADLINE.as_millis() as i32), "no event");
         side.channel.drain_events().unwrap();
