@@ -41,7 +41,7 @@ fn settle(side: &mut Side) {
 
 #[test]
 fn r3_two_drivers_that_only_wait_for_events_pass_a_message_back_and_forth() {
-    let mut p = Pair::new(Profile::Default);
+    let p = Pair::new(Profile::Default);
     let region_a = p.a.region(1 << 20, ALL);
     let region_b = p.b.region(1 << 20, ALL);
     let Pair { qa, qb, mut a, mut b } = p;
@@ -138,4 +138,20 @@ fn k7_a_driver_asleep_is_woken_by_the_rnr_timer_and_by_a_late_receive() {
             assert_eq!(ids(&p.a.take()), [(1, WcStatus::RnrRetryExceeded)]);
         }
     }
+}
+
+#[test]
+fn r4_an_overrun_is_an_error_and_never_a_silent_loss() {
+    let mut p = Pair::new(Profile::Default);
+    let small = p.a.channel.create_cq(2).unwrap();
+    let init = QpInit { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let qp = p.a.pd.create_qp(&p.a.cq, &small, init).unwrap();
+    // Nobody credits this queue: three receives, two entries.
+    (0..3).for_each(|i| recv(&qp, i, None));
+    qp.set_error().unwrap();
+    let mut out = [Cqe::default(); 4];
+    assert_eq!(small.poll(&mut out).unwrap(), 2);
+    assert!(small.poll(&mut out).is_err() && small.poll(&mut out).is_err());
+    p.quiet();
+    assert!(p.a.channel.create_cq(0).is_err() && p.a.channel.create_cq(u32::MAX).is_err());
 }
