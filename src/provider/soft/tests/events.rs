@@ -155,3 +155,48 @@ fn r4_an_overrun_is_an_error_and_never_a_silent_loss() {
     p.quiet();
     assert!(p.a.channel.create_cq(0).is_err() && p.a.channel.create_cq(u32::MAX).is_err());
 }
+
+/// The same as `next`, on tokio: the descriptor is an epoll instance inside of the runtime's own.
+async fn next_async(side: &mut Side) {
+    use tokio::io::Interest;
+    use tokio::io::unix::AsyncFd;
+    let fd = side.channel.fd().try_clone_to_owned().unwrap();
+    let fd = AsyncFd::with_interest(fd, Interest::READABLE).unwrap();
+    while side.poll() == 0 {
+        if side.cq.arm().unwrap() == Armed::More {
+            continue;
+        }
+        if side.poll() > 0 {
+            return;
+        }
+        let mut ready = tokio::time::timeout(DEADLINE, fd.readable()).await.expect("no event").unwrap();
+        ready.clear_ready();
+        side.channel.drain_events().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn r3_the_descriptor_wakes_tokio() {
+    let p = Pair::new(Profile::Default);
+    let (from, to) = (p.a.region(4 << 20, ALL), p.b.region(4 << 20, ALL));
+    let Pair { qa, qb, mut a, mut b } = p;
+    let (qa, qb) = (qa.unwrap(), qb.unwrap());
+    const ROUNDS: u32 = 50;
+    for i in 0..ROUNDS {
+        recv(&qb, 0, None);
+        // Every fifth is larger than what a socket holds.
+        let len = if i % 5 == 0 { 4 << 20 } else { 8 };
+        post(&qa, 1, write_to(&to, 0, Some(i)), &[sge(&from, 0, len)]);
+        // b is driven until a is done: its acknowledgement leaves in the turn after the completion.
+        let drive_b = async {
+            loop {
+                next_async(&mut b).await;
+            }
+        };
+        tokio::select! {
+            () = next_async(&mut a) => {}
+            () = drive_b => {}
+        }
+        assert_eq!((a.take()[0].status, b.take()[0].imm), (WcStatus::Success, Some(i)));
+    }
+}
