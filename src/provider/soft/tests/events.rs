@@ -161,7 +161,8 @@ async fn next_async(side: &mut Side) {
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
     let fd = side.channel.fd().try_clone_to_owned().unwrap();
-    let fd = AsyncFd::with_interest(fd, Interest::READABLE).unwrap();
+    // SAFETY: the `AsyncFd` owns its descriptor, which is open until it is dropped.
+    let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(drop).unwrap();
     while side.poll() == 0 {
         if side.cq.arm().unwrap() == Armed::More {
             continue;
