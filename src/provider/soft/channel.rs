@@ -139,10 +139,10 @@ impl SoftChannel {
             EVENT | TIMER => {}
             token => {
                 // Events of a queue pair that has left name a slot that is empty, or taken by another token.
-                if let Some(Some(qp)) = members.get(token as u32 as usize) {
-                    if qp.token == token {
-                        qp.add_edges(ready);
-                    }
+                if let Some(Some(qp)) = members.get(token as u32 as usize)
+                    && qp.token == token
+                {
+                    qp.add_edges(ready);
                 }
             }
         })

@@ -151,10 +151,10 @@ pub(super) fn dialed(socket: &Socket) -> io::Result<bool> {
 pub(super) fn tune(socket: &Socket, timeout: Duration) {
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_user_timeout(Some(timeout));
-    if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr()) {
-        if let (Some(local), Some(peer)) = (local.as_socket(), peer.as_socket()) {
-            set_loopback(socket, local.ip(), peer.ip());
-        }
+    if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr())
+        && let (Some(local), Some(peer)) = (local.as_socket(), peer.as_socket())
+    {
+        set_loopback(socket, local.ip(), peer.ip());
     }
 }
 

@@ -418,10 +418,10 @@ impl QpInner {
                 let at = self.rx.find(desc.msn).ok_or(Stop::Nonsense)?;
                 let message = &mut self.rx.open[at];
                 message.received += desc.len;
-                if message.received == message.total {
-                    if let Some(message) = self.rx.open.remove(at) {
-                        self.executed(&message);
-                    }
+                if message.received == message.total
+                    && let Some(message) = self.rx.open.remove(at)
+                {
+                    self.executed(&message);
                 }
                 Ok(())
             }

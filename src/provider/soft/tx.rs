@@ -227,13 +227,14 @@ impl QpInner {
             // Responses and requests take turns.
             while self.add_response() | self.add_request() {}
         }
-        if let Some(refusal) = &self.refusal {
-            if self.tx.responses.is_empty() && self.tx.descs < MAX_DESCS {
-                let mut desc = Desc::new(Opcode::Nak, refusal.msn);
-                desc.status = refusal.nak.code();
-                self.tx.push_desc(&desc);
-                self.tx.has_nak = true;
-            }
+        if let Some(refusal) = &self.refusal
+            && self.tx.responses.is_empty()
+            && self.tx.descs < MAX_DESCS
+        {
+            let mut desc = Desc::new(Opcode::Nak, refusal.msn);
+            desc.status = refusal.nak.code();
+            self.tx.push_desc(&desc);
+            self.tx.has_nak = true;
         }
         if self.tx.descs == 0 && !self.tx.ack_due {
             self.tx.preamble = preamble;
