@@ -258,6 +258,9 @@ impl KvDriver {
     }
 
     /// Polls `ready` under the lock; while it has nothing, drives for up to the spin budget, then leaves the waker.
+    ///
+    /// Spinning polls without arming. The task may sleep meanwhile: what it relies on, its arm, is not used up by that
+    /// without an event that wakes it.
     fn wait<T>(
         &self,
         cx: &Context<'_>,
@@ -274,10 +277,6 @@ impl KvDriver {
                     inner.poll_once(now, after);
                     ready(inner, after, None)
                 });
-                if out.is_some() || now >= end {
-                    // This thread has polled without arming: the task sleeps, and relies on an arm that may be used up.
-                    self.locked(|inner, after| inner.rearm(after));
-                }
                 if let Some(out) = out {
                     return Poll::Ready(out);
                 }
@@ -589,13 +588,6 @@ impl Inner {
             }
         }
         Step::More
-    }
-
-    /// After polling without arming.
-    fn rearm(&mut self, after: &mut After) {
-        if !self.is_ended() && !matches!(self.cq.arm(), Ok(Armed::Armed)) {
-            after.nudge = true;
-        }
     }
 
     fn is_ended(&self) -> bool {

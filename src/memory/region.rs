@@ -92,7 +92,7 @@ impl<K: Kind> Region<K> {
         while offset < mapping.len() {
             let len = piece.min(mapping.len() - offset);
             let mr = pd.reg_mr(mapping.clone(), offset, len, access)?;
-            let inner = MrInner { mr, mapping: mapping.clone(), offset, len, access };
+            let inner = MrInner { mr, pd: pd.clone(), mapping: mapping.clone(), offset, len, access };
             regions.push(Self { inner: Arc::new(inner), kind: PhantomData });
             offset += len;
         }

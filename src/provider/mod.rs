@@ -32,7 +32,6 @@ impl AccessFlags {
     pub(crate) const LOCAL_WRITE: Self = Self(1);
     pub(crate) const REMOTE_WRITE: Self = Self(1 << 1);
     pub(crate) const REMOTE_READ: Self = Self(1 << 2);
-    pub(crate) const REMOTE_ATOMIC: Self = Self(1 << 3);
 
     pub(crate) const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -221,6 +220,7 @@ pub(crate) struct QpInit {
 pub(crate) struct QpConnect {
     pub(crate) remote: QpAddress,
     /// Path MTU in bytes: the smaller of the two ports' active MTUs (B2). One of 256, 512, 1024, 2048, 4096.
+    #[allow(dead_code)] // TCP has its own segments; read by devices that send packets.
     pub(crate) path_mtu: u32,
     /// READs that we may have outstanding, and that we serve.
     pub(crate) max_rd_atomic: u8,

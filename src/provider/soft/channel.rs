@@ -32,7 +32,11 @@ pub(crate) struct SoftChannel {
     generation: AtomicUsize,
     /// Where the next slice starts. One thread at a time makes progress.
     slice: Mutex<usize>,
-    /// Somebody relies on the descriptor. Work that shows up without an edge then signals.
+    /// Somebody relies on the descriptor: work that shows up without an edge signals it. Set by arming, cleared by the
+    /// signal or by whoever takes the events, not by a poll: another thread may poll while that one sleeps.
+    relied_on: AtomicBool,
+    /// Nobody has polled with success since it was armed, so that nobody may come again soon: acknowledgements that are
+    /// due do not wait for company.
     sleeping: AtomicBool,
 }
 
@@ -50,6 +54,7 @@ impl SoftDevice {
                 members: RwLock::default(),
                 generation: AtomicUsize::new(0),
                 slice: Mutex::new(0),
+                relied_on: AtomicBool::new(false),
                 sleeping: AtomicBool::new(false),
             })
         };
@@ -66,6 +71,7 @@ impl SoftChannel {
 
     /// Takes the pending events. Sockets that they name are served by the next polls.
     pub(crate) fn drain_events(&self) -> io::Result<()> {
+        self.relied_on.store(false, Ordering::SeqCst);
         self.sleeping.store(false, Ordering::SeqCst);
         self.event.clear();
         self.timer.clear();
@@ -94,7 +100,7 @@ impl SoftChannel {
         self.event.signal();
     }
 
-    /// Whoever polls has got something: it arms again before it waits.
+    /// Whoever polls has got something, and will come again.
     pub(super) fn awake(&self) {
         if self.sleeping.load(Ordering::Relaxed) {
             self.sleeping.store(false, Ordering::SeqCst);
@@ -103,7 +109,7 @@ impl SoftChannel {
 
     /// There is work to do that no edge will announce.
     pub(super) fn kick(&self) {
-        if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
+        if self.relied_on.load(Ordering::SeqCst) && self.relied_on.swap(false, Ordering::SeqCst) {
             self.event.signal();
         }
     }
@@ -191,9 +197,11 @@ impl SoftChannel {
 
     /// Declares that somebody will wait for the descriptor, and says whether there is work at hand instead.
     pub(super) fn about_to_sleep(&self) -> io::Result<bool> {
+        self.relied_on.store(true, Ordering::SeqCst);
         self.sleeping.store(true, Ordering::SeqCst);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         if members.iter().flatten().any(|qp| qp.has_work()) {
+            self.relied_on.store(false, Ordering::SeqCst);
             self.sleeping.store(false, Ordering::SeqCst);
             return Ok(true);
         }

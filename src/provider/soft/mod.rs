@@ -19,7 +19,7 @@
 //! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
 //! regions, the numbers. Nothing is called back under a lock.
 
-#![allow(dead_code)] // Consumers are the ring and queue_pair: remove it when they are joined.
+
 
 mod channel;
 mod check;

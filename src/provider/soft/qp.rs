@@ -84,7 +84,6 @@ pub(super) struct QpInner {
     pub(super) connect_by: Option<Instant>,
     /// What the peer's first bytes must be.
     pub(super) expected: Preamble,
-    pub(super) own: QpAddress,
     /// Being destroyed: completions that find no room are dropped.
     pub(super) dying: bool,
     pub(super) inline: Vec<u8>,
@@ -158,7 +157,6 @@ impl SoftPd {
             peer_timeout: MIN_PEER_TIMEOUT,
             connect_by: None,
             expected: Preamble { target: qp_num, own: 0, key },
-            own: address,
             dying: false,
             inline: Vec::new(),
         };
