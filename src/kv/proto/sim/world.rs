@@ -9,7 +9,7 @@ use super::super::{
 };
 use super::Rng;
 use super::model::{BLOCK_BYTES, BLOCKS, Context, Grant, GrantState, Life, Model, Pool, Transfer};
-use super::wire::{Happening, Op, Posted, Queue, Timing, Wr};
+use super::wire::{Happening, Item, Op, Posted, Queue, Timing, Wr};
 use crate::kv::layout::Layout;
 
 /// What a run, or many, have come to.
@@ -46,13 +46,6 @@ impl Summary {
         self.work_requests += o.work_requests;
         self.micros += o.micros;
     }
-}
-
-#[derive(Debug)]
-enum Item {
-    Imm(usize, u32),
-    Bytes(usize, Vec<u8>),
-    Sent(usize, Token, bool),
 }
 
 /// One endpoint with its device and its user.
@@ -96,7 +89,10 @@ pub(super) struct World {
     summary: Summary,
 }
 
-const LIMIT: u64 = 120_000_000;
+/// No run takes so long, in simulated microseconds.
+const LIMIT: u64 = 600_000_000;
+/// A transfer with so much time lands, if nothing goes wrong.
+const AMPLE: u64 = 60_000_000;
 
 fn epoch(life: Life) -> u64 {
     100 + life.0 as u64 + 10 * u64::from(life.1)
@@ -274,6 +270,11 @@ impl World {
                 queue.failed |= !ok;
                 self.deliver(ep, Item::Sent(qp, token, ok));
             }
+            Happening::Receive { ep, item, incarnation } => {
+                if incarnation == self.incarnation && !self.ends[ep].fenced {
+                    self.deliver(ep, item);
+                }
+            }
             Happening::User => {
                 let ep = self.rng.below(2) as usize;
                 self.act(ep);
@@ -365,8 +366,14 @@ impl World {
             Op::Send(bytes) => Some(Item::Bytes(wr.qp, bytes.clone())),
         };
         if let Some(item) = item {
-            self.ends[to].queues[wr.qp].receives -= 1;
-            self.deliver(to, item);
+            let queue = &mut self.ends[to].queues[wr.qp];
+            queue.receives -= 1;
+            let mut at = self.now + if self.rng.one_in(2) { 0 } else { self.timing.delay(&mut self.rng) };
+            if self.timing.ordered {
+                at = at.max(queue.shows);
+                queue.shows = at;
+            }
+            self.at(at - self.now, Happening::Receive { ep: to, item, incarnation: wr.incarnation });
         }
         if !self.timing.early_completion {
             self.complete(&wr, 0, true);
@@ -561,6 +568,7 @@ impl World {
                 let live: Vec<u64> = live.map(|((_, id), _)| *id).collect();
                 if !live.is_empty() {
                     let id = self.rng.pick(&live);
+                    self.model.transfers.get_mut(&(me, id)).expect("live").ample = false;
                     conn.abort(TransferId(id), self.instant(self.now));
                 }
             }
@@ -576,7 +584,8 @@ impl World {
                 }
             }
             _ => {
-                let len = self.rng.pick(&[0, 1, 100, 3000]);
+                let most = self.rng.pick(&[1, 2, 300, 3000]);
+                let len = self.rng.below(most);
                 let message: Vec<u8> = (0..len).map(|i| i as u8).collect();
                 if conn.send_message(message.clone()).is_ok() {
                     self.ends[ep].messages.push_back(message);
@@ -652,8 +661,12 @@ impl World {
         for (s, t) in sources.iter().zip(&granted) {
             plan.push(*s, *t, 1).expect("in range");
         }
-        let longest = self.rng.pick(&[1_000, 20_000, 2_000_000]);
-        let deadline = self.now + self.rng.below(longest);
+        let time = match self.rng.below(4) {
+            0 => self.rng.below(1000),
+            1 => self.rng.below(30_000),
+            _ => AMPLE,
+        };
+        let deadline = self.now + time;
         let layers = u64::from(from.layout.layers());
         let grant = GrantRef {
             id,
@@ -681,6 +694,7 @@ impl World {
                     sources,
                     deadline,
                     tag,
+                    ample: time == AMPLE && !self.faults,
                     sent: false,
                     done: None,
                     released: false,
@@ -758,7 +772,9 @@ impl World {
     /// With nothing left to happen: everything must be at rest. Then both sides close.
     fn finish_if_quiet(&mut self) {
         let busy = self.actions > 0 || self.closing || !self.agenda.is_empty();
-        if busy || self.ends.iter().any(|e| !e.cq.is_empty() || e.conn.is_none()) {
+        let pending =
+            |e: &Endpoint| !e.cq.is_empty() || e.conn.is_none() || e.wake.is_some_and(|w| w <= self.now);
+        if busy || self.ends.iter().any(pending) {
             return;
         }
         let over = |t: &Transfer| t.done.is_some() && t.released;
@@ -766,7 +782,16 @@ impl World {
         if !self.model.transfers.values().all(over) || !self.model.grants.values().all(settled) {
             return;
         }
+        for t in self.model.transfers.values().filter(|t| matches!(t.done, Some(Outcome::NotDelivered(_)))) {
+            let open =
+                self.model.grants.get(&(t.receiver, t.grant)).is_some_and(|g| g.state == GrantState::Open);
+            assert!(!open, "k4: the receiver was never told of {t:?}");
+        }
         let [Some(a), Some(b)] = [&self.ends[0].conn, &self.ends[1].conn] else { return };
+        if [a, b].iter().any(|c| c.poll_timeout().is_none()) {
+            // Lost, which its user has not noticed.
+            return;
+        }
         a.assert_at_rest(b);
         b.assert_at_rest(a);
         self.closing = true;
