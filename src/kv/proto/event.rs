@@ -216,7 +216,7 @@ pub(crate) enum Event {
     /// The peer is closing: it starts no more transfers, and accepts none of ours.
     PeerClosed,
     /// The connection is over. Put the queue pairs in the error state, report every flushed work request by
-    /// `handle_sent`, destroy the queue pairs, then call `fenced`.
+    /// `handle_sent`, destroy the queue pairs, then call `fenced`. Once a connection, also if the caller said so itself.
     Lost(Cause),
     /// Both sides have closed and nothing is outstanding. The queue pairs can be destroyed; grants that are still open
     /// can never be used.

@@ -76,6 +76,8 @@ pub(super) struct World {
     pub(super) order: u64,
     pub(super) agenda: BTreeMap<(u64, u64), Happening>,
     pub(super) cfg: Config,
+    /// Receives that each end posts on a queue pair.
+    pub(super) credits: [Credits; 2],
     pub(super) depth: usize,
     pub(super) timing: Timing,
     pub(super) ends: [Endpoint; 2],
@@ -107,16 +109,15 @@ impl World {
             true => Credits { data: rng.range(1, 8) as u32, control: rng.range(4, 8) as u32 },
             false => Credits { data: 64, control: 32 },
         };
-        // Credits are the same in both directions, so that one configuration serves both ends.
-        let both = credits(&mut rng);
+        let credits = [credits(&mut rng), credits(&mut rng)];
         let cfg = Config {
             qps: rng.range(1, 4) as usize,
             notify: if ordered && rng.one_in(2) { Notify::Send } else { Notify::Imm },
             ordered,
             local_epoch: epoch((0, 0)),
             peer_epoch: epoch((1, 0)),
-            tx_credits: both,
-            rx_credits: both,
+            tx_credits: credits[1],
+            rx_credits: credits[0],
             max_control: if rng.one_in(2) { 256 } else { 1024 },
             max_write: rng.pick(&[16, 64, 100, 4096]),
             max_transfers: rng.pick(&[1, 2, 5, 16]),
@@ -167,6 +168,7 @@ impl World {
             closing: false,
             summary: Summary::default(),
             cfg,
+            credits,
             rng,
         };
         world.kills = if world.faults { world.rng.range(1, 3) as u32 } else { 0 };
@@ -204,7 +206,9 @@ impl World {
         let now = self.instant(self.now);
         for ep in 0..2 {
             let (local_epoch, peer_epoch) = (epoch(lives[ep]), epoch(lives[1 - ep]));
-            let cfg = Config { local_epoch, peer_epoch, ..self.cfg.clone() };
+            let (ours, theirs) = (self.credits[ep], self.credits[1 - ep]);
+            let mut cfg = Config { local_epoch, peer_epoch, ..self.cfg.clone() };
+            (cfg.tx_credits, cfg.rx_credits) = (theirs, ours);
             let end = &mut self.ends[ep];
             let ledger = end.ledger.take().unwrap_or_else(|| Ledger::new(local_epoch, peer_epoch));
             let receives = cfg.rx_credits.data + cfg.rx_credits.control;
