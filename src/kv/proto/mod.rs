@@ -30,7 +30,8 @@
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
 //!   that were flushed or could not be posted.
 //! - A receive that was consumed is posted again before the next `poll_transmit`, which gives its credit back.
-//! - What has been received is handed in before [`Connection::handle_timeout`] and `connection_lost` are called.
+//! - What has been received is handed in before a failed work request is, and before [`Connection::handle_timeout`] and
+//!   `connection_lost` are called. (A completion queue that serves all queue pairs keeps that order by itself.)
 //! - After [`Event::Lost`]: queue pairs to ERR, all flushes handed in, queue pairs destroyed, then
 //!   [`Connection::fenced`]. Only then may the ledger start the next connection.
 // The consumer is `kv::channel`; until it is there, much of this is unused.
@@ -257,7 +258,7 @@ impl Connection {
     }
 
     /// A posted work request has completed; `ok` is false if it failed, was flushed or could not be posted.
-    pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, now: Instant) {
+    pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, _now: Instant) {
         debug_assert!(self.outstanding > 0, "a token handed back twice");
         self.outstanding = self.outstanding.saturating_sub(1);
         if !ok && self.state == State::Open && !self.both_closed() {
@@ -271,7 +272,6 @@ impl Connection {
             (Some(TransferId(id)), _) => self.sender.on_sent_lost(id, &mut self.out),
             (None, _) => {}
         }
-        let _ = now;
         self.finish_closing();
     }
 

@@ -83,10 +83,22 @@ impl World {
         if !self.timing.early_completion {
             return self.complete(wr, 5000, false);
         }
+        self.show_received(wr.from);
         let now = self.instant(self.now);
         if let Some(conn) = &mut self.ends[wr.from].conn {
             conn.connection_lost(Cause::Transport, now);
             self.wake(wr.from, self.now);
+        }
+    }
+
+    /// A caller hands in what has been received before it reports a failure.
+    pub(super) fn show_received(&mut self, to: usize) {
+        let received = |h: &Happening| matches!(h, Happening::Receive { ep, .. } if *ep == to);
+        let due: Vec<_> = self.agenda.iter().filter(|(_, h)| received(h)).map(|(k, _)| *k).collect();
+        for key in due {
+            if let Some(what) = self.agenda.remove(&key) {
+                self.on_happening(what);
+            }
         }
     }
 
