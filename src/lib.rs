@@ -20,7 +20,6 @@ mod reactor;
 mod sync;
 mod wire;
 
-
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzz_api;

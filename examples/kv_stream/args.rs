@@ -131,7 +131,10 @@ pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>, St
         }
     }
     if a.tokens % a.page != 0 {
-        return Err(format!("--tokens {} is not a multiple of --page {}; choose a page that divides it", a.tokens, a.page));
+        return Err(format!(
+            "--tokens {} is not a multiple of --page {}; choose a page that divides it",
+            a.tokens, a.page
+        ));
     }
     Ok(Some(a))
 }
@@ -144,5 +147,6 @@ fn number(flag: &str, text: &str, least: u64, most: u64) -> Result<u64, String> 
 }
 
 fn address(flag: &str, text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| format!("{flag} {text:?}: IP:PORT is needed, for instance 127.0.0.1:7471 or [::1]:0"))
+    text.parse()
+        .map_err(|_| format!("{flag} {text:?}: IP:PORT is needed, for instance 127.0.0.1:7471 or [::1]:0"))
 }

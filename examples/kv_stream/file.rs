@@ -50,7 +50,8 @@ pub async fn send(
             break;
         }
         blocks.truncate(used);
-        write(args, channel, report, Message::Request { index, blocks: used, seed: 0, bytes }, blocks).await?;
+        write(args, channel, report, Message::Request { index, blocks: used, seed: 0, bytes }, blocks)
+            .await?;
         progress.add(bytes);
         verdict(channel, report, index).await?;
     }

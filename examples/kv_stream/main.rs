@@ -91,7 +91,9 @@ async fn run(args: &Args) -> Result<bool, Error> {
             }
             decode::serve(args, listener.accept().await?).await
         }
-        Side::Connect(address) => prefill::stream(args, &endpoint(args, PoolAccess::Source).await?, address).await,
+        Side::Connect(address) => {
+            prefill::stream(args, &endpoint(args, PoolAccess::Source).await?, address).await
+        }
         Side::Alone => {
             let endpoint = endpoint(args, PoolAccess::Source).await?;
             let (mut child, address) = start_peer(args).await?;

@@ -35,7 +35,12 @@ pub async fn stream(args: &Args, endpoint: &KvEndpoint, address: SocketAddr) -> 
     Ok(verified)
 }
 
-async fn synthetic(args: &Args, pool: &KvPool, channel: &KvChannel, report: &mut Report) -> Result<(), Error> {
+async fn synthetic(
+    args: &Args,
+    pool: &KvPool,
+    channel: &KvChannel,
+    report: &mut Report,
+) -> Result<(), Error> {
     let seed = match args.seed {
         Some(seed) => seed,
         None => data::random_seed()?,

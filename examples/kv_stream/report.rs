@@ -102,8 +102,12 @@ impl Report {
             }
             match (verified, &self.first_wrong) {
                 (true, _) => println!("verified: every block landed in its place"),
-                (false, Some(first)) => println!("NOT verified: {} blocks are wrong, the first is {first}", self.wrong),
-                (false, None) => println!("NOT verified: the far end counted other arrivals, bytes or digest"),
+                (false, Some(first)) => {
+                    println!("NOT verified: {} blocks are wrong, the first is {first}", self.wrong)
+                }
+                (false, None) => {
+                    println!("NOT verified: the far end counted other arrivals, bytes or digest")
+                }
             }
         }
         Ok(verified)
@@ -136,7 +140,12 @@ impl Progress {
         let seconds = self.start.elapsed().as_secs_f64();
         let mut err = std::io::stderr().lock();
         // A terminal that went away is no reason to stop.
-        let _ = write!(err, "\r[{bar}] {} of {} MB, {seconds:.1} s{end}", self.done / 1_000_000, self.total / 1_000_000);
+        let _ = write!(
+            err,
+            "\r[{bar}] {} of {} MB, {seconds:.1} s{end}",
+            self.done / 1_000_000,
+            self.total / 1_000_000
+        );
         let _ = err.flush();
     }
 }

@@ -14,7 +14,6 @@
 //! together, `handshake` drives the four frames over any stream. Which of two connections is kept is decided by the caller
 //! (`kv::peers`), between the steps; so are the queue pairs built. Nothing here touches a provider.
 
-
 mod agree;
 mod codec;
 mod deadline;

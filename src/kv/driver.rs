@@ -18,8 +18,8 @@ use super::grant::{Binding, Grant};
 use super::lock;
 use super::pool::{Blocks, KvPool};
 use super::proto::{
-    Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received, Refused, Resolution,
-    Transmitted,
+    Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received, Refused,
+    Resolution, Transmitted,
 };
 use super::proto::{TransferId, WriteRequest as ProtoWrite};
 use super::queues::{Outbox, Queue};
@@ -367,7 +367,8 @@ impl KvDriver {
                         connection: self.connection_id,
                     };
                     // A claim holds each block once, and fewer than there are u32s.
-                    let grant = Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
+                    let grant =
+                        Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
                     inner.grants.insert(id, blocks);
                     Ok(grant)
                 }
@@ -422,7 +423,9 @@ impl KvDriver {
         let now = Instant::now();
         let out = self.locked(|inner, after| {
             let closed = inner.closed();
-            let Some(conn) = &mut inner.conn else { return Some(Err(closed.unwrap_or_else(ended_unknown).into())) };
+            let Some(conn) = &mut inner.conn else {
+                return Some(Err(closed.unwrap_or_else(ended_unknown).into()));
+            };
             let bytes = message.take().unwrap_or_default();
             match conn.send_message(bytes) {
                 Ok(()) => {
@@ -437,13 +440,9 @@ impl KvDriver {
                     inner.enlist(Wait::Room, Some(cx.waker()));
                     None
                 }
-                Err((MessageRefused::Closed, _)) => {
-                    Some(Err(closed.unwrap_or_else(|| ChannelClosed {
-                        reason: "it is closing".to_owned(),
-                        graceful: true,
-                    })
-                    .into()))
-                }
+                Err((MessageRefused::Closed, _)) => Some(Err(closed
+                    .unwrap_or_else(|| ChannelClosed { reason: "it is closing".to_owned(), graceful: true })
+                    .into())),
             }
         });
         match out {
@@ -532,7 +531,8 @@ impl Drive for KvDriver {
     }
 }
 
-const RUNTIME_GONE: &str = "the tokio runtime that drove it is gone; keep it alive until close().await has returned";
+const RUNTIME_GONE: &str =
+    "the tokio runtime that drove it is gone; keep it alive until close().await has returned";
 
 impl Inner {
     fn next_timeout(&self) -> Option<Instant> {
@@ -624,7 +624,8 @@ impl Inner {
         let Some(qp) = self.queues.iter().position(|q| q.generation() == id.qp_generation) else { return };
         let ok = cqe.status == WcStatus::Success;
         if !ok && cqe.status != WcStatus::Flushed {
-            let words = format!("queue pair {}: {:?} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
+            let words =
+                format!("queue pair {}: {:?} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
             self.fail(Cause::Transport, &words, now, after);
         } else if !ok {
             self.fail(Cause::Transport, "flushed", now, after);
@@ -883,7 +884,9 @@ impl Inner {
             Err(Refused::PeerRestarted { grant, peer }) => {
                 refuse(WriteError::PeerRestarted { grant, peer }, request)
             }
-            Err(Refused::WrongPeer { bound, local }) => refuse(WriteError::NotOurs { bound, ours: local }, request),
+            Err(Refused::WrongPeer { bound, local }) => {
+                refuse(WriteError::NotOurs { bound, ours: local }, request)
+            }
             Err(Refused::OutOfRange { asked, granted }) => {
                 refuse(WriteError::OutOfRange { what: "byte", index: asked, limit: granted }, request)
             }

@@ -15,7 +15,8 @@ use super::peers::{Answer, Peers};
 use super::pool::KvPool;
 use super::setup::{self, Built};
 use crate::connect::{
-    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree, client, dial,
+    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree,
+    client, dial,
 };
 use crate::device::{Device, ProtectionDomain};
 use crate::error::DeviceError;
@@ -143,9 +144,8 @@ impl KvEndpoint {
             // The channel that the peer or a dial of its own has made with us.
             Err(ConnectError::Duplicate { winner }) => {
                 let peers = &self.shared.peers;
-                let found = deadline.run(Stage::HelloReply, async {
-                    Ok(peers.until(|| peers.channel(winner)).await)
-                });
+                let found = deadline
+                    .run(Stage::HelloReply, async { Ok(peers.until(|| peers.channel(winner)).await) });
                 Ok(KvChannel { inner: found.await? })
             }
             other => other,
@@ -390,4 +390,3 @@ impl Drop for KvListener {
         self.task.abort();
     }
 }
-

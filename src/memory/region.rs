@@ -75,7 +75,10 @@ impl<K: Kind> Region<K> {
         let mapping = Arc::new(mapping);
         let len = mapping.len();
         let mr = pd.reg_mr(mapping.clone(), 0, len, access)?;
-        Ok(Self { inner: Arc::new(MrInner { mr, pd: pd.clone(), mapping, offset: 0, len, access }), kind: PhantomData })
+        Ok(Self {
+            inner: Arc::new(MrInner { mr, pd: pd.clone(), mapping, offset: 0, len, access }),
+            kind: PhantomData,
+        })
     }
 
     /// Registers all of `mapping` in pieces of at most `limit` bytes, a multiple of the page size. Blocks.

@@ -299,7 +299,13 @@ impl Pd {
     }
 
     /// Registers `mapping`. Blocking on real devices (pins pages): call it off the runtime's workers.
-    pub(crate) fn reg_mr(&self, mapping: Arc<Mapping>, offset: u64, len: u64, access: AccessFlags) -> Result<Mr, MemoryError> {
+    pub(crate) fn reg_mr(
+        &self,
+        mapping: Arc<Mapping>,
+        offset: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Result<Mr, MemoryError> {
         match self {
             Self::Soft(pd) => Ok(Mr::Soft(pd.reg_mr(mapping, offset, len, access)?)),
         }

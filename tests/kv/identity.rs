@@ -2,8 +2,8 @@
 
 use landfall::device::Profile;
 use landfall::kv::{
-    GrantRefusal, KvChannel, KvConfig, KvEndpoint, KvPool, PeerIdentity, PoolAccess, PoolError, Resolution, WriteError,
-    WriteRequest,
+    GrantRefusal, KvChannel, KvConfig, KvEndpoint, KvPool, PeerIdentity, PoolAccess, PoolError, Resolution,
+    WriteError, WriteRequest,
 };
 use landfall::memory::Memory;
 
@@ -68,7 +68,8 @@ async fn r10_positions_out_of_range_are_refused(profile: Profile) {
     let grant = receiver.grant(receiver.pool().try_alloc(4).unwrap()).unwrap();
     let mut source = sender.pool().try_alloc(4).unwrap();
     fill(&mut source, 1);
-    let bad = |pairs: &[(u32, u32)], source| sender.write(WriteRequest::new(&grant, source).pairs(pairs.to_vec()));
+    let bad =
+        |pairs: &[(u32, u32)], source| sender.write(WriteRequest::new(&grant, source).pairs(pairs.to_vec()));
     let (refused, source) = bad(&[(0, 0), (1, 4)], std::sync::Arc::new(source)).await;
     assert!(matches!(refused, Err(WriteError::OutOfRange { index: 4, limit: 4, .. })), "{refused:?}");
     let (refused, source) = bad(&[(4, 0)], source).await;
@@ -108,7 +109,8 @@ async fn k9_the_path_counts_every_byte(profile: Profile) {
 /// CASES 48, as far as it goes without injected faults: connections die at random points of a write, and after a
 /// reconnect each transfer that was in doubt is resolved as the receiver saw it.
 async fn k2_a_reconnect_resolves_what_was_in_doubt(profile: Profile) {
-    let Pair { mut sender, mut receiver, sending, receiving, mut listener } = pair(profile, layout(1, 64, 4000)).await;
+    let Pair { mut sender, mut receiver, sending, receiving, mut listener } =
+        pair(profile, layout(1, 64, 4000)).await;
     let (mut doubts, mut landed) = (0, 0);
     for round in 0..60u64 {
         let mut source = sender.pool().alloc(8).await.unwrap();

@@ -19,8 +19,6 @@
 //! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
 //! regions, the numbers. Nothing is called back under a lock.
 
-
-
 mod channel;
 mod check;
 mod cq;

@@ -100,7 +100,8 @@ impl SoftPd {
         let channel = &send_cq.channel;
         // The receive queue may be of another channel, as in verbs: the send queue's moves the data, and a completion
         // raises the event of the queue that it goes to.
-        if !Arc::ptr_eq(&channel.device, &self.device) || !Arc::ptr_eq(&recv_cq.channel.device, &self.device) {
+        if !Arc::ptr_eq(&channel.device, &self.device) || !Arc::ptr_eq(&recv_cq.channel.device, &self.device)
+        {
             return Err(QpError::ForeignResource { what: "the protection domain and the completion queue" });
         }
         let caps = &self.device.caps;
