@@ -39,7 +39,7 @@ static GLOBAL: Counting = Counting;
 const WRITES: u64 = 50;
 
 /// Most allocations of one 4 KiB write, from the request to the arrival's blocks in the pool again.
-const BOUND: u64 = 24;
+const BOUND: u64 = 8;
 
 /// The one test of this binary: nothing else allocates meanwhile.
 #[test]

@@ -19,6 +19,8 @@ pub struct Case {
     pub blocks: u32,
     /// Where they lie. When it is not flat, a flat write of the same bytes is measured in turn with it.
     pub order: Order,
+    /// Whether the request names every block (position by position) instead of saying "all of them, in order".
+    pub pairs: bool,
     /// Repetitions that count, as the peers' script has them.
     pub reps: usize,
     /// Left out of a quick run.
@@ -27,12 +29,30 @@ pub struct Case {
 
 /// A write of one block of `bytes`.
 const fn flat(name: &'static str, bytes: u64, reps: usize) -> Case {
-    Case { name, layers: 1, block_bytes: bytes, blocks: 1, order: Order::Flat, reps, long: bytes > 8 * MIB }
+    Case {
+        name,
+        layers: 1,
+        block_bytes: bytes,
+        blocks: 1,
+        order: Order::Flat,
+        pairs: false,
+        reps,
+        long: bytes > 8 * MIB,
+    }
 }
 
 /// Blocks in order at the source, to targets in an order of their own.
 const fn many(name: &'static str, bytes: u64) -> Case {
-    Case { name, layers: 1, block_bytes: bytes, blocks: 4096, order: Order::Targets, reps: 5, long: false }
+    Case {
+        name,
+        layers: 1,
+        block_bytes: bytes,
+        blocks: 4096,
+        order: Order::Targets,
+        pairs: true,
+        reps: 5,
+        long: false,
+    }
 }
 
 pub const CASES: &[Case] = &[
@@ -50,6 +70,7 @@ pub const CASES: &[Case] = &[
         block_bytes: 1152,
         blocks: 8192,
         order: Order::Runs(47),
+        pairs: true,
         reps: 5,
         long: true,
     },

@@ -50,7 +50,7 @@ async fn verify(channel: &KvChannel, case: &Case, order: Order) -> Result<(), Er
     fill(&mut source, if order == Order::Flat { 1 } else { 2 })?;
     let expected = digest(&source)?;
     let mut grants = ask(channel, &Ask { grants: 1, order, digest: true }).await?;
-    let grant = grants.pop().ok_or("the receiver gave no grant")?;
+    let grant = Grant::from_bytes(&grants.pop().ok_or("the receiver gave no grant")?)?;
     channel.write(WriteRequest::new(&grant, source).deadline(PATIENCE)).await.0?;
     if channel.recv_message().await? != expected.to_le_bytes() {
         return Err(format!("{}: the data that landed is not what was written", case.name).into());
@@ -65,26 +65,40 @@ async fn round(
     grants: usize,
     series: &mut Series,
 ) -> Result<(), Error> {
-    let mut source = Arc::new(order.claim(channel.pool(), case.blocks, End::Source)?);
-    for grant in ask(channel, &Ask { grants, order, digest: false }).await? {
+    let asked = ask(channel, &Ask { grants, order, digest: false }).await?;
+    let mut source = None;
+    for bytes in asked {
+        // From lists of block ids to a plan: the source's claim, the grant as it came, the request, the plan.
         let start = Instant::now();
-        let request = WriteRequest::new(&grant, source).deadline(PATIENCE);
+        let claimed = match source.take() {
+            Some(claimed) => claimed,
+            None => Arc::new(order.claim(channel.pool(), case.blocks, End::Source)?),
+        };
+        let grant = Grant::from_bytes(&bytes)?;
+        let prepared = start.elapsed();
+
+        let start = Instant::now();
+        let mut request = WriteRequest::new(&grant, claimed).deadline(PATIENCE);
+        if case.pairs && order == case.order {
+            request = request.pairs((0..case.blocks).map(|position| (position, position)));
+        }
         let built = start.elapsed();
         let write = channel.write(request);
         let returned = start.elapsed();
         let (result, back) = write.await;
         let total = start.elapsed();
-        source = back;
-        series.add(built, returned, total, &result?);
+        // Claimed again for each write of many blocks, so that this is measured, too.
+        source = (case.blocks == 1).then_some(back);
+        series.add(Times { prepared, built, returned, total }, &result?);
     }
     Ok(())
 }
 
-async fn ask(channel: &KvChannel, ask: &Ask) -> Result<Vec<Grant>, Error> {
+async fn ask(channel: &KvChannel, ask: &Ask) -> Result<Vec<Vec<u8>>, Error> {
     channel.send_message(ask.to_bytes()).await?;
     let mut grants = Vec::with_capacity(ask.grants);
     for _ in 0..ask.grants {
-        grants.push(Grant::from_bytes(&channel.recv_message().await?)?);
+        grants.push(channel.recv_message().await?);
     }
     Ok(grants)
 }
@@ -114,11 +128,21 @@ fn fill(blocks: &mut Blocks, seed: u64) -> Result<(), Error> {
     Ok(())
 }
 
+/// What the clock said around one write.
+struct Times {
+    prepared: Duration,
+    built: Duration,
+    returned: Duration,
+    total: Duration,
+}
+
 /// The samples of one case in one order, in seconds.
 #[derive(Default)]
 struct Series {
+    prepared: Samples,
     built: Samples,
     planned: Samples,
+    planning: Samples,
     returned: Samples,
     local: Samples,
     total: Samples,
@@ -126,11 +150,14 @@ struct Series {
 }
 
 impl Series {
-    fn add(&mut self, built: Duration, returned: Duration, total: Duration, landed: &Landed) {
+    fn add(&mut self, times: Times, landed: &Landed) {
+        let Times { prepared, built, returned, total } = times;
+        self.prepared.push(prepared.as_secs_f64());
         self.built.push(built.as_secs_f64());
         self.planned.push(landed.planned.as_secs_f64());
-        self.returned.push(returned.as_secs_f64());
-        self.local.push(landed.local.as_secs_f64());
+        self.planning.push((prepared + built + landed.planned).as_secs_f64());
+        self.returned.push((returned - built).as_secs_f64());
+        self.local.push((built + landed.local).as_secs_f64());
         self.total.push(total.as_secs_f64());
         self.last = Some(*landed);
     }
@@ -153,6 +180,8 @@ impl Series {
         line(&name("landed"), bytes / self.total.median() / 1e9, "GB/s");
         line(&name("local"), bytes / self.local.median() / 1e9, "GB/s");
         if case.order != Order::Flat {
+            line(&name("planning"), self.planning.median() * 1e3, "ms");
+            line(&name("prepare"), self.prepared.median() * 1e3, "ms");
             line(&name("request"), self.built.median() * 1e3, "ms");
             line(&name("plan"), self.planned.median() * 1e3, "ms");
             line(&name("call"), self.returned.median() * 1e3, "ms");
