@@ -105,6 +105,7 @@ enum State {
 struct WriteEntry {
     source: Arc<Blocks>,
     started: Instant,
+    planned: Duration,
     local: Option<Instant>,
     landed: Option<Instant>,
     outcome: Option<Outcome>,
@@ -840,6 +841,7 @@ impl Inner {
             Ok(plan) => plan,
             Err(error) => return refuse(error, request),
         };
+        let planned = started.elapsed();
         let grant = GrantRef {
             id: request.grant.id(),
             owner_epoch: request.grant.owner_epoch(),
@@ -860,6 +862,7 @@ impl Inner {
                     WriteEntry {
                         source: request.source,
                         started,
+                        planned,
                         local: None,
                         landed: None,
                         outcome: None,
@@ -922,6 +925,7 @@ impl Inner {
                     bytes: entry.bytes,
                     descriptors: entry.descriptors,
                     wrs: entry.wrs,
+                    planned: entry.planned,
                     local: entry.local.map_or(landed, |at| at - entry.started),
                     landed,
                 })

@@ -65,6 +65,8 @@ pub struct Landed {
     pub descriptors: u64,
     /// Work requests that it took: after coalescing neighbours and slicing at limits, without control messages.
     pub wrs: u64,
+    /// From the call to the finished plan: every bound checked, runs of neighbours merged, nothing posted yet.
+    pub planned: Duration,
     /// From the call to the last local completion: what other systems call done.
     pub local: Duration,
     /// From the call to the peer's confirmation.

@@ -61,6 +61,8 @@
 //! [`OpError::RuntimeGone`]: crate::error::OpError::RuntimeGone
 
 mod batch;
+#[doc(hidden)]
+pub mod bench_api;
 mod buffer;
 mod cause;
 mod completion;
