@@ -1,6 +1,7 @@
 //! How a soft device is set up: by the builder, or by `LANDFALL_SOFT`.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::str::FromStr;
 
 use super::Profile;
 use crate::error::DeviceError;
@@ -78,6 +79,15 @@ impl SoftConfig {
             }
         }
         Ok(this)
+    }
+}
+
+impl FromStr for SoftConfig {
+    type Err = DeviceError;
+
+    /// As [`SoftConfig::parse`].
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        Self::parse(text)
     }
 }
 

@@ -126,8 +126,8 @@ pub enum WriteError {
     #[error("not delivered: {0}")]
     NotDelivered(Reason),
     /// The connection died after everything was sent and before the confirmation came. Connecting again to the same
-    /// life of the peer tells (`KvEndpoint::resolve`).
-    #[error("in doubt: {reason}; connect to the peer again, then KvEndpoint::resolve({transfer}) says whether it landed")]
+    /// life of the peer tells: [`KvChannel::resolve`](super::KvChannel::resolve).
+    #[error("in doubt: {reason}; connect to the peer again, then KvChannel::resolve({transfer}) says whether it landed")]
     InDoubt {
         /// The transfer.
         transfer: TransferId,
