@@ -1,5 +1,10 @@
 //! Bootstrap: how two endpoints find each other and exchange what their queue pairs need.
 //!
+//! Used through [`KvEndpoint::listen`](crate::kv::KvEndpoint::listen) and
+//! [`KvEndpoint::connect`](crate::kv::KvEndpoint::connect); what is public here is how it fails. Queue pairs of the
+//! [`ring`](crate::ring) are connected by an exchange of the user's own, see
+//! [`QpEndpoint`](crate::ring::QpEndpoint). There is no authentication yet.
+//!
 //! Out of band over TCP (`oob`): a listener and a dial, then four frames.
 //!
 //! ```text
@@ -13,7 +18,6 @@
 //! `frame` is the framing, `hello` (with `codec`) and `reject` are what travels, `agree` is what two hellos make
 //! together, `handshake` drives the four frames over any stream. Which of two connections is kept is decided by the caller
 //! (`kv::peers`), between the steps; so are the queue pairs built. Nothing here touches a provider.
-
 
 mod agree;
 mod codec;

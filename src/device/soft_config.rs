@@ -40,13 +40,17 @@ impl SoftConfig {
         self
     }
 
-    /// The local IP address that queue pairs listen on, and that peers are told.
+    /// The local IP address that queue pairs listen on, and that peers are told. The default, the loopback address, is
+    /// for one host.
     pub fn address(mut self, address: IpAddr) -> Self {
         self.address = address;
         self
     }
 
     /// From `LANDFALL_SOFT`, for instance `profile=srd,seed=7`. The default configuration when it is not set.
+    ///
+    /// # Errors
+    /// [`DeviceError::Config`], which names what was found and what is accepted.
     pub fn from_env() -> Result<Self, DeviceError> {
         match std::env::var(VAR) {
             Ok(v) => Self::parse(&v),
@@ -56,7 +60,10 @@ impl SoftConfig {
     }
 
     /// From text in the format of `LANDFALL_SOFT`: `key=value` pairs separated by commas. The keys are `profile`,
-    /// `seed` and `address`.
+    /// `seed` and `address`. The last of two equal keys counts; what is not named has its default.
+    ///
+    /// # Errors
+    /// [`DeviceError::Config`], which names what was found and what is accepted.
     pub fn parse(text: &str) -> Result<Self, DeviceError> {
         let mut this = Self::default();
         for pair in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
