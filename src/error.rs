@@ -116,8 +116,8 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
-    /// The runtime went away before the blocking part had run.
-    #[error("the tokio runtime is shutting down")]
+    /// There is no tokio runtime here, or it went away before the blocking part had run.
+    #[error("no tokio runtime here, or it is shutting down; call this inside one")]
     RuntimeGone,
 }
 

@@ -53,7 +53,7 @@ pub use options::{ConnectOptions, QpConfig, QpEndpoint, Role};
 ///
 /// and it is not cloned while exclusive:
 ///
-/// ```compile_fail,E0599
+/// ```compile_fail,E0277
 /// # use landfall::memory::{Local, Slice};
 /// fn f(buf: &Slice<Local>) -> Slice<Local> {
 ///     Slice::<Local>::clone(buf)
@@ -69,6 +69,10 @@ pub struct QueuePair {
 
 impl QueuePair {
     /// Creates a queue pair. `send_cq` and `recv_cq` may be the same; both need room for the depths (R4).
+    ///
+    /// # Errors
+    /// [`QpError::Limit`] for depths and inline sizes that the device has not, [`QpError::CqTooSmall`] with the capacity
+    /// that would do, [`QpError::ForeignResource`], [`QpError::CqClosed`], [`QpError::Os`].
     pub fn new(
         pd: &ProtectionDomain,
         send_cq: &CompletionQueue,
@@ -178,7 +182,11 @@ impl QueuePair {
         &self.core.pd
     }
 
-    /// What the peer needs to connect to this queue pair.
+    /// What the peer needs to connect to this queue pair. On the soft provider it holds the secret that lets its holder
+    /// in: send it to the peer only.
+    ///
+    /// # Errors
+    /// [`QpError::State`] when the queue pair is closed.
     pub fn endpoint(&self) -> Result<QpEndpoint, QpError> {
         let address = self.core.with_qp(provider::Qp::address).ok_or_else(|| self.closed("an endpoint"))?;
         Ok(QpEndpoint::new(address, self.core.pd.device().capabilities()))
@@ -186,6 +194,10 @@ impl QueuePair {
 
     /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:
     /// operations can be submitted at once, and fail with `RetryExceeded` when the peer does not appear.
+    ///
+    /// # Errors
+    /// [`QpError::Limit`] for an option or an MTU out of range; [`QpError::State`] when it was connected before, has
+    /// failed or is closed.
     pub async fn connect(
         &self,
         remote: &QpEndpoint,
@@ -270,6 +282,10 @@ impl QueuePair {
 
     /// Submits an operation without ever waiting: when its queue is full it comes back with
     /// [`OpError::Full`].
+    ///
+    /// # Errors
+    /// [`Rejected`] with the operation: also for one that is not allowed, or a queue pair that is not connected, has
+    /// failed or is closed.
     #[allow(clippy::result_large_err)] // The operation comes back by value: no allocation.
     pub fn try_submit(&self, op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
         self.core.try_submit(op)
@@ -285,7 +301,8 @@ impl QueuePair {
     /// Closes the queue pair and waits until it is destroyed. What is outstanding is flushed: operations end with
     /// [`OpError::Closed`] where they had not succeeded, and have their buffers.
     ///
-    /// Cancel safety: the queue pair is closed at the first poll; dropping the future only stops waiting.
+    /// # Cancel safety
+    /// The queue pair is closed at the first poll, or when the future is dropped; dropping it only stops waiting.
     pub async fn close(self) {
         self.core.close();
         self.core.destroyed().await;

@@ -1,5 +1,10 @@
 //! Bootstrap: how two endpoints find each other and exchange what their queue pairs need.
 //!
+//! Used through [`KvEndpoint::listen`](crate::kv::KvEndpoint::listen) and
+//! [`KvEndpoint::connect`](crate::kv::KvEndpoint::connect); what is public here is how it fails. Queue pairs of the
+//! [`ring`](crate::ring) are connected by an exchange of the user's own, see
+//! [`QpEndpoint`](crate::ring::QpEndpoint). There is no authentication yet.
+//!
 //! Out of band over TCP (`oob`): a listener and a dial, then four frames.
 //!
 //! ```text

@@ -47,7 +47,7 @@ pub(super) struct Shared {
     peers: Arc<Peers>,
 }
 
-/// Whom [`KvEndpoint::connect_to`] must find at the address.
+/// Whom [`KvEndpoint::connect_to`] must find at the address. What is `None` is not compared.
 #[derive(Clone, Debug, Default)]
 pub struct PeerIdentity {
     /// Its epoch.
@@ -60,12 +60,16 @@ impl KvEndpoint {
     /// An endpoint on the pool's device. Its channels are driven by the runtime that this is called in.
     ///
     /// # Errors
-    /// Outside of a tokio runtime, or when `config` does not fit the device.
+    /// [`DeviceError::NoRuntime`] outside of a tokio runtime; [`DeviceError::Config`] and [`DeviceError::Limit`] when
+    /// `config` is not valid or does not fit the device.
     pub fn new(pool: KvPool, config: KvConfig) -> Result<Self, DeviceError> {
         Self::named(pool, config, "")
     }
 
-    /// As [`KvEndpoint::new`], with a name that peers see, of at most 64 bytes.
+    /// As [`KvEndpoint::new`], with a name that peers see, of at most 64 bytes. Names need not be unique.
+    ///
+    /// # Errors
+    /// As [`KvEndpoint::new`], and [`DeviceError::Config`] for a longer name.
     pub fn named(pool: KvPool, config: KvConfig, name: &str) -> Result<Self, DeviceError> {
         let runtime = Handle::try_current().map_err(|_| DeviceError::NoRuntime)?;
         if name.len() > 64 {
@@ -108,10 +112,11 @@ impl KvEndpoint {
         &self.shared.pool
     }
 
-    /// Listens for peers on a TCP address; port 0 takes a free one.
+    /// Listens for peers on a TCP address; port 0 takes a free one ([`KvListener::local_addr`] says which). Peers are not
+    /// authenticated: listen on trusted networks only.
     ///
     /// # Errors
-    /// [`ConnectError::AddrInUse`] at once.
+    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system; both at once.
     pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
@@ -121,10 +126,14 @@ impl KvEndpoint {
         Ok(KvListener { local, channels, task })
     }
 
-    /// Connects to the endpoint that listens at `target` (`host:port`), whoever it is.
+    /// Connects to the endpoint that listens at `target` (`host:port` or `[v6]:port`), whoever it is.
+    ///
+    /// Between two endpoints there is one channel at a time. When there is one already, or the peer dials at the same
+    /// moment, this gives the one that is kept: [`KvChannel::same`] tells.
     ///
     /// # Errors
     /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
+    /// [`ConnectError::fault`] says who has to change something.
     ///
     /// # Cancel safety
     /// Dropping the future gives the attempt up and releases what it had.
@@ -132,7 +141,14 @@ impl KvEndpoint {
         self.connect_to(target, &PeerIdentity::default()).await
     }
 
-    /// As [`KvEndpoint::connect`], and refuses any other endpoint than `peer`.
+    /// As [`KvEndpoint::connect`], and refuses any other endpoint than `peer`. That finds mistakes and restarts; it is no
+    /// authentication.
+    ///
+    /// # Errors
+    /// As [`KvEndpoint::connect`], and [`ConnectError::IdentityMismatch`].
+    ///
+    /// # Cancel safety
+    /// As [`KvEndpoint::connect`].
     pub async fn connect_to(
         &self,
         target: impl ToString,
@@ -361,7 +377,8 @@ impl Shared {
     }
 }
 
-/// A listening endpoint. Dropping it stops listening; channels that were accepted live on.
+/// A listening endpoint. Dropping it stops listening; channels that were accepted live on, those that were not are
+/// closed.
 #[derive(Debug)]
 pub struct KvListener {
     local: SocketAddr,
@@ -376,7 +393,10 @@ impl KvListener {
     }
 
     /// The next channel. Handshakes go on in the background, each within its deadline: a peer that sends garbage, or
-    /// nothing, costs only its own connection. Cancel safe.
+    /// nothing, costs only its own connection. 128 channels wait to be accepted; further handshakes wait for room.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no channel.
     ///
     /// # Errors
     /// When the listening socket itself has failed.

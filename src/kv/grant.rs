@@ -150,7 +150,7 @@ impl Grant {
         self.total == 0
     }
 
-    /// The blocks, in order.
+    /// The block ids in the receiver's pool, in order of position.
     pub fn blocks(&self) -> impl Iterator<Item = u32> + '_ {
         self.runs().flat_map(|(start, len)| start..start + len)
     }
@@ -160,7 +160,7 @@ impl Grant {
         self.runs.iter().map(|r| (r.start, r.len))
     }
 
-    /// The block at `position`.
+    /// The block id at `position`, in the receiver's pool; `None` beyond the end.
     pub fn block_at(&self, position: u32) -> Option<u32> {
         self.run_at(position).map(|(block, _)| block)
     }
@@ -189,7 +189,10 @@ impl Grant {
         out
     }
 
-    /// The grant of [`Grant::to_bytes`].
+    /// The grant of [`Grant::to_bytes`]. Everything is checked: the bytes may come from anywhere.
+    ///
+    /// # Errors
+    /// [`GrantError`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, GrantError> {
         let mut r = Reader::new(bytes, "grant");
         let format = r.u8().map_err(early_end)?;

@@ -33,14 +33,15 @@ impl WriteRequest {
         Self { grant: grant.clone(), source: source.into(), pairs: None, deadline: None, tag: 0 }
     }
 
-    /// Writes these pairs (position in the source, position in the grant) instead. No position of the grant may
-    /// occur twice.
+    /// Writes these pairs (position in the source, position in the grant) instead, each in every layer. A position of
+    /// the source may occur more than once, one of the grant may not.
     pub fn pairs(mut self, pairs: impl IntoIterator<Item = (u32, u32)>) -> Self {
         self.pairs = Some(pairs.into_iter().collect());
         self
     }
 
-    /// The time that the write may take in all. At its end the write is aborted, and its blocks come back.
+    /// The time that the write may take in all, from the call on: by default
+    /// [`KvConfig::deadline`](super::KvConfig::deadline). At its end the write is aborted, and its blocks come back.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self
@@ -67,7 +68,8 @@ pub struct Landed {
     pub wrs: u64,
     /// From the call to the finished plan: every bound checked, runs of neighbours merged, nothing posted yet.
     pub planned: Duration,
-    /// From the call to the last local completion: what other systems call done.
+    /// From the call to the last local completion: what other systems call done. On the soft provider it often comes
+    /// together with the confirmation.
     pub local: Duration,
     /// From the call to the peer's confirmation.
     pub landed: Duration,
@@ -136,9 +138,9 @@ pub enum WriteError {
     #[error("not delivered: {0}")]
     NotDelivered(Reason),
     /// The connection died after everything was sent and before the confirmation came. Connecting again to the same
-    /// life of the peer tells (`KvEndpoint::resolve`).
+    /// life of the peer tells: [`KvChannel::resolve`](super::KvChannel::resolve).
     #[error(
-        "in doubt: {reason}; connect to the peer again, then KvEndpoint::resolve({transfer}) says whether it landed"
+        "in doubt: {reason}; connect to the peer again, then KvChannel::resolve({transfer}) says whether it landed"
     )]
     InDoubt {
         /// The transfer.
@@ -200,7 +202,8 @@ impl Write {
         Self { state }
     }
 
-    /// The transfer's number, once it has one.
+    /// The transfer's number. `None` for a write that was refused, has ended, or is waiting outside of the channel (see
+    /// [`KvChannel::write`](super::KvChannel::write)).
     pub fn transfer(&self) -> Option<TransferId> {
         match self.state {
             State::Running { id, .. } => Some(id),
@@ -227,6 +230,8 @@ impl Write {
 impl Future for Write {
     type Output = (Result<Landed, WriteError>, Arc<Blocks>);
 
+    /// # Panics
+    /// When polled after it was ready.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         if let State::Queued { driver, request } = &mut this.state

@@ -123,6 +123,25 @@ impl<K: Kind> Region<K> {
 
 impl Region<Local> {
     /// The whole region as one exclusive slice. Split it to use parts at the same time.
+    ///
+    /// The slice is exclusive because the region is gone: a second one does not compile.
+    ///
+    /// ```compile_fail,E0382
+    /// # use landfall::memory::{Local, Region};
+    /// fn f(region: Region<Local>) {
+    ///     let one = region.into_slice();
+    ///     let two = region.into_slice(); // moved into `one`
+    /// }
+    /// ```
+    ///
+    /// Nor can a local region be cloned to get at a second one:
+    ///
+    /// ```compile_fail,E0277
+    /// # use landfall::memory::{Local, Region};
+    /// fn f(region: &Region<Local>) -> Region<Local> {
+    ///     Region::<Local>::clone(region)
+    /// }
+    /// ```
     pub fn into_slice(self) -> Slice<Local> {
         let len = self.inner.len;
         // The region is consumed and not `Clone`: this is the only slice, so that it is exclusive.
@@ -131,7 +150,10 @@ impl Region<Local> {
 }
 
 impl Region<Exposed> {
-    /// A range of the region. Slices of an exposed region may overlap.
+    /// A range of the region, in bytes. Slices of an exposed region may overlap.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`].
     pub fn slice(&self, range: impl RangeBounds<u64>) -> Result<Slice<Exposed>, MemoryError> {
         let size = self.inner.len;
         let start = match range.start_bound() {

@@ -178,9 +178,10 @@ fn refused(what: &'static str, asked: u64, limit: u64, fix: &'static str) -> OpE
     OpError::Refused { what, asked, limit, fix }
 }
 
-/// An operation that was not accepted, given back with the reason.
+/// An operation that was not accepted, given back with the reason (in [`source()`](std::error::Error::source) and in
+/// `error`).
 #[derive(Debug, thiserror::Error)]
-#[error("{error}")]
+#[error("the operation was not accepted")]
 pub struct Rejected {
     /// Why.
     #[source]

@@ -12,6 +12,7 @@ use crate::common::{Pair, config, device, endpoint, fill, layout, on_every_profi
 on_every_profile!(
     k6_a_grant_is_used_once,
     k6_grants_of_another_life_are_refused,
+    k6_a_channel_revokes_its_own_grants_only,
     r10_positions_out_of_range_are_refused,
     k9_the_path_counts_every_byte,
     k2_a_reconnect_resolves_what_was_in_doubt,
@@ -60,6 +61,21 @@ async fn k6_grants_of_another_life_are_refused(profile: Profile) {
     let (landed, _) =
         first.sender.write(WriteRequest::new(&grant, first.sender.pool().try_alloc(4).unwrap())).await;
     landed.unwrap();
+}
+
+/// Grants are numbered by each issuer, so that numbers alone would confuse them.
+async fn k6_a_channel_revokes_its_own_grants_only(profile: Profile) {
+    let first = pair(profile, layout(1, 8, 1000)).await;
+    let second = pair(profile, layout(1, 8, 1000)).await;
+    let issue = |channel: &KvChannel| channel.grant(channel.pool().try_alloc(2).unwrap()).unwrap();
+    let grants = [&first.receiver, &first.sender, &second.receiver].map(issue);
+    assert!(grants.iter().all(|g| g.id() == grants[0].id()));
+    // The peer's, and another channel's, under the same number.
+    first.receiver.revoke(&grants[1]);
+    first.receiver.revoke(&grants[2]);
+    let source = first.sender.pool().try_alloc(2).unwrap();
+    first.sender.write(WriteRequest::new(&grants[0], source)).await.0.unwrap();
+    first.receiver.next_arrival().await.unwrap();
 }
 
 /// CASES 4: a block index out of range.
