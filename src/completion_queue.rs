@@ -61,6 +61,10 @@ impl Drop for Handle {
 
 impl CompletionQueue {
     /// Creates a queue and starts its driver task on the current runtime, which needs I/O and time enabled.
+    ///
+    /// # Errors
+    /// [`DeviceError::Limit`] for a capacity of zero or above the device's, [`DeviceError::NoRuntime`], and
+    /// [`DeviceError::Os`].
     pub fn new(device: &Device, config: CqConfig) -> Result<Self, DeviceError> {
         let CqConfig { capacity, spin } = config;
         let limit = device.capabilities().max_cqe.min(crate::ring::MAX_CQ_ENTRIES);
@@ -84,7 +88,9 @@ impl CompletionQueue {
     /// is closed or its runtime is gone, and no such operation is left.
     ///
     /// Waits when nothing was submitted. Any number of tasks may call it; each completion goes to one of them.
-    /// Cancel safety: a call that is dropped takes no completion.
+    ///
+    /// # Cancel safety
+    /// A call that is dropped takes no completion.
     pub async fn next(&self) -> Option<Completion> {
         poll_fn(|cx| self.core().poll_next(cx)).await
     }
@@ -107,6 +113,9 @@ impl CompletionQueue {
     /// Closes the queue and its queue pairs, and waits until they are destroyed. Their operations end with
     /// [`OpError::Closed`](crate::error::OpError::Closed) where they had not succeeded. Completions that are ready
     /// can still be taken.
+    ///
+    /// # Cancel safety
+    /// It is closed at the first poll; dropping the future only stops waiting.
     pub async fn close(&self) {
         self.core().close(true);
         self.core().drained().await;

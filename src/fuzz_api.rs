@@ -23,6 +23,11 @@ pub fn grant(data: &[u8]) {
     assert_eq!((grant.len(), grant.block_at(position)), (position, None));
 }
 
+/// The protocol of a channel, against a hostile peer.
+pub fn control(data: &[u8]) {
+    crate::kv::proto::fuzz::operations(data);
+}
+
 #[cfg(test)]
 mod tests {
     /// Runs every committed input of a target.
@@ -49,5 +54,10 @@ mod tests {
     #[test]
     fn k6_the_corpus_of_the_grant_target_passes() {
         corpus("grant", super::grant);
+    }
+
+    #[test]
+    fn r2_the_corpus_of_the_control_target_passes() {
+        corpus("control", super::control);
     }
 }

@@ -1,131 +1,19 @@
 //! Queue pairs: creation, connection, and a method an operation. The work is in `ring`.
 
-use std::net::Ipv6Addr;
+mod options;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use serde::{Deserialize, Serialize};
 
 use crate::completion_queue::CompletionQueue;
 use crate::device::ProtectionDomain;
 use crate::error::{OpError, QpError};
 use crate::memory::{AnySlice, RemoteSlice};
-use crate::provider::{QpAddress, QpConnect, QpInit};
-use crate::ring::{Batch, Buffer, FirstCause, HalfId, Op, OpFuture, QpCore, Rejected, Side, Tie, TooSmall};
+use crate::provider::{self, QpConnect, QpInit};
+use crate::ring::{Batch, Buffer, FirstCause, HalfId, NoEntries, Op, OpFuture, QpCore, Rejected, Side, Tie};
 
-/// How a queue pair is made.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct QpConfig {
-    /// Sends, writes and reads that may be outstanding.
-    pub send_depth: u32,
-    /// Receives that may be posted.
-    pub recv_depth: u32,
-    /// Payloads of SEND and WRITE up to this many bytes are copied when they are posted (`IBV_SEND_INLINE`).
-    pub max_inline: u32,
-}
-
-impl QpConfig {
-    /// Depths of the send and the receive queue.
-    pub fn new(send_depth: u32, recv_depth: u32) -> Self {
-        Self { send_depth, recv_depth, max_inline: 0 }
-    }
-
-    /// Sets the largest payload that is copied at the post.
-    pub fn max_inline(mut self, bytes: u32) -> Self {
-        self.max_inline = bytes;
-        self
-    }
-}
-
-impl Default for QpConfig {
-    /// 16 and 16: what every device has.
-    fn default() -> Self {
-        Self::new(16, 16)
-    }
-}
-
-/// Which side of a connection dials, where a transport has to. Exactly one side is active.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Role {
-    /// Dials.
-    Active,
-    /// Is dialled.
-    Passive,
-}
-
-/// Attributes of a connection. The defaults suit a data centre.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// READs that each side may have outstanding at most; the smaller of both sides and of the devices is used.
-    pub max_rd_atomic: u8,
-    /// Local ACK time-out: 4.096 µs × 2^timeout, at most 31; 0 is for ever.
-    pub timeout: u8,
-    /// Retries after a time-out, at most 6: some drivers take 7 as "for ever".
-    pub retry_cnt: u8,
-    /// Retries while the peer has no receive posted, at most 6: 7 is "for ever".
-    pub rnr_retry: u8,
-    /// The IB code of the wait between those, at most 31 (12 is 0.64 ms).
-    pub min_rnr_timer: u8,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        Self { max_rd_atomic: 16, timeout: 14, retry_cnt: 6, rnr_retry: 6, min_rnr_timer: 12 }
-    }
-}
-
-impl ConnectOptions {
-    fn check(&self) -> Result<(), QpError> {
-        let limits = [
-            ("the ACK time-out code", self.timeout, 31),
-            ("retry_cnt", self.retry_cnt, 6),
-            ("rnr_retry", self.rnr_retry, 6),
-            ("the RNR timer code", self.min_rnr_timer, 31),
-        ];
-        match limits.into_iter().find(|&(_, asked, limit)| asked > limit) {
-            Some((what, asked, limit)) => Err(limit_error(what, asked.into(), limit.into(), "use a smaller value")),
-            None => Ok(()),
-        }
-    }
-}
-
-/// What a peer needs to connect to a queue pair. Plain data for an exchange of the user's own.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QpEndpoint {
-    qp_num: u32,
-    psn: u32,
-    lid: u16,
-    gid: Ipv6Addr,
-    soft_port: u16,
-    soft_key: u64,
-    mtu: u32,
-    rd_atomic: u8,
-}
-
-impl QpEndpoint {
-    /// The queue pair's number.
-    pub fn qp_num(&self) -> u32 {
-        self.qp_num
-    }
-
-    /// Its port's GID.
-    pub fn gid(&self) -> Ipv6Addr {
-        self.gid
-    }
-
-    fn address(&self) -> QpAddress {
-        QpAddress {
-            qp_num: self.qp_num,
-            psn: self.psn,
-            lid: self.lid,
-            gid: self.gid.octets(),
-            soft_port: self.soft_port,
-            soft_key: self.soft_key,
-        }
-    }
-}
+use options::limit_error;
+pub use options::{ConnectOptions, QpConfig, QpEndpoint, Role};
 
 /// A reliable connected queue pair.
 ///
@@ -165,7 +53,7 @@ impl QpEndpoint {
 ///
 /// and it is not cloned while exclusive:
 ///
-/// ```compile_fail,E0599
+/// ```compile_fail,E0277
 /// # use landfall::memory::{Local, Slice};
 /// fn f(buf: &Slice<Local>) -> Slice<Local> {
 ///     Slice::<Local>::clone(buf)
@@ -181,6 +69,10 @@ pub struct QueuePair {
 
 impl QueuePair {
     /// Creates a queue pair. `send_cq` and `recv_cq` may be the same; both need room for the depths (R4).
+    ///
+    /// # Errors
+    /// [`QpError::Limit`] for depths and inline sizes that the device has not, [`QpError::CqTooSmall`] with the capacity
+    /// that would do, [`QpError::ForeignResource`], [`QpError::CqClosed`], [`QpError::Os`].
     pub fn new(
         pd: &ProtectionDomain,
         send_cq: &CompletionQueue,
@@ -192,7 +84,8 @@ impl QueuePair {
             return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
         }
         let caps = pd.device().capabilities();
-        for (what, depth) in [("the send depth", config.send_depth), ("the receive depth", config.recv_depth)] {
+        for (what, depth) in [("the send depth", config.send_depth), ("the receive depth", config.recv_depth)]
+        {
             if depth == 0 {
                 return Err(limit_error(what, 0, caps.max_qp_wr.into(), "ask for at least one"));
             }
@@ -229,7 +122,12 @@ impl QueuePair {
         });
         let (send, recv) = (Side::new(s.clone(), send_half), Side::new(r.clone(), recv_half));
         let core = QpCore::new(qp, tie, send, recv, pd.clone(), config.max_inline);
-        Ok(Self { core, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() })
+        let this = Self { core, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() };
+        // Closed since the reservation, when it had no queue pair to close yet.
+        if s.ring.lock().is_shut() || r.ring.lock().is_shut() {
+            return Err(QpError::CqClosed);
+        }
+        Ok(this)
     }
 
     fn reserve(
@@ -239,29 +137,29 @@ impl QueuePair {
     ) -> Result<(HalfId, HalfId), QpError> {
         let (s, r) = (send_cq.core(), recv_cq.core());
         let (send, recv) = (config.send_depth, config.recv_depth);
-        let same = Arc::ptr_eq(s, r);
-        let too_small = |e: TooSmall, committed: u32, send: u32, recv: u32| QpError::CqTooSmall {
-            capacity: e.capacity,
-            committed,
-            asked: send.saturating_add(recv),
-            send,
-            recv,
-            needed: committed.saturating_add(send).saturating_add(recv),
-        };
-        let closed = |cq: &CompletionQueue| cq.core().ring.lock().is_shut();
-        if closed(send_cq) || closed(recv_cq) {
-            return Err(QpError::CqClosed);
-        }
-        let send_half = s.ring.lock().reserve(false, send);
-        let send_half = send_half.map_err(|e| too_small(e, e.committed, send, if same { recv } else { 0 }))?;
-        let recv_half = r.ring.lock().reserve(true, recv);
-        match recv_half {
-            Ok(recv_half) => Ok((send_half, recv_half)),
-            Err(e) => {
-                s.ring.lock().release(send_half, false);
-                Err(if same { too_small(e, e.committed - send, send, recv) } else { too_small(e, e.committed, 0, recv) })
+        // What this queue pair has taken of the queue already, and what it asks of it in all.
+        let refused = |e, taken: u32, send: u32, recv: u32| match e {
+            NoEntries::Shut => QpError::CqClosed,
+            NoEntries::TooSmall { capacity, committed } => {
+                let (committed, asked) = (committed - taken, send.saturating_add(recv));
+                QpError::CqTooSmall {
+                    capacity,
+                    committed,
+                    asked,
+                    send,
+                    recv,
+                    needed: committed.saturating_add(asked),
+                }
             }
-        }
+        };
+        let same = Arc::ptr_eq(s, r);
+        let send_half = s.ring.lock().reserve(false, send);
+        let send_half = send_half.map_err(|e| refused(e, 0, send, if same { recv } else { 0 }))?;
+        let recv_half = r.ring.lock().reserve(true, recv);
+        recv_half.map(|recv_half| (send_half, recv_half)).map_err(|e| {
+            s.ring.lock().release(send_half, false);
+            if same { refused(e, send, send, recv) } else { refused(e, 0, 0, recv) }
+        })
     }
 
     /// Its number.
@@ -284,25 +182,28 @@ impl QueuePair {
         &self.core.pd
     }
 
-    /// What the peer needs to connect to this queue pair.
+    /// What the peer needs to connect to this queue pair. On the soft provider it holds the secret that lets its holder
+    /// in: send it to the peer only.
+    ///
+    /// # Errors
+    /// [`QpError::State`] when the queue pair is closed.
     pub fn endpoint(&self) -> Result<QpEndpoint, QpError> {
-        let caps = self.core.pd.device().capabilities();
-        let a = self.core.with_qp(|qp| qp.address()).ok_or_else(|| self.closed("an endpoint"))?;
-        Ok(QpEndpoint {
-            qp_num: a.qp_num,
-            psn: a.psn,
-            lid: a.lid,
-            gid: a.gid.into(),
-            soft_port: a.soft_port,
-            soft_key: a.soft_key,
-            mtu: caps.active_mtu,
-            rd_atomic: caps.max_rd_atomic,
-        })
+        let address = self.core.with_qp(provider::Qp::address).ok_or_else(|| self.closed("an endpoint"))?;
+        Ok(QpEndpoint::new(address, self.core.pd.device().capabilities()))
     }
 
     /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:
     /// operations can be submitted at once, and fail with `RetryExceeded` when the peer does not appear.
-    pub async fn connect(&self, remote: &QpEndpoint, role: Role, options: ConnectOptions) -> Result<(), QpError> {
+    ///
+    /// # Errors
+    /// [`QpError::Limit`] for an option or an MTU out of range; [`QpError::State`] when it was connected before, has
+    /// failed or is closed.
+    pub async fn connect(
+        &self,
+        remote: &QpEndpoint,
+        role: Role,
+        options: ConnectOptions,
+    ) -> Result<(), QpError> {
         options.check()?;
         let caps = self.core.pd.device().capabilities();
         let mtu = remote.mtu.min(caps.active_mtu);
@@ -326,6 +227,8 @@ impl QueuePair {
         };
         self.core.with_qp(|qp| qp.connect(&attr)).unwrap_or_else(|| Err(self.closed("connected")))?;
         self.core.connected.store(true, Ordering::Release);
+        // A software transport has something to do now, and no event says so.
+        self.send_cq.core().nudge();
         Ok(())
     }
 
@@ -379,6 +282,10 @@ impl QueuePair {
 
     /// Submits an operation without ever waiting: when its queue is full it comes back with
     /// [`OpError::Full`].
+    ///
+    /// # Errors
+    /// [`Rejected`] with the operation: also for one that is not allowed, or a queue pair that is not connected, has
+    /// failed or is closed.
     #[allow(clippy::result_large_err)] // The operation comes back by value: no allocation.
     pub fn try_submit(&self, op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
         self.core.try_submit(op)
@@ -394,7 +301,8 @@ impl QueuePair {
     /// Closes the queue pair and waits until it is destroyed. What is outstanding is flushed: operations end with
     /// [`OpError::Closed`] where they had not succeeded, and have their buffers.
     ///
-    /// Cancel safety: the queue pair is closed at the first poll; dropping the future only stops waiting.
+    /// # Cancel safety
+    /// The queue pair is closed at the first poll, or when the future is dropped; dropping it only stops waiting.
     pub async fn close(self) {
         self.core.close();
         self.core.destroyed().await;
@@ -415,6 +323,5 @@ impl Drop for QueuePair {
     }
 }
 
-fn limit_error(what: &'static str, asked: u64, limit: u64, fix: &'static str) -> QpError {
-    QpError::Limit { what, asked, limit, fix }
-}
+#[cfg(test)]
+mod tests;

@@ -5,8 +5,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::error::QpError;
-
 /// Where a connect or an accept stood when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -113,8 +111,8 @@ pub enum ConnectError {
         /// What was awaited.
         stage: Stage,
     },
-    /// The server had too many handshakes and gave up this one, which had not said hello.
-    #[error("{stage}: given up for newer connections, because this one sent nothing; the peer may retry")]
+    /// The listener had too many handshakes and gave up the oldest, this one.
+    #[error("{stage}: given up for newer connections, because it took too long; the peer may retry")]
     Evicted {
         /// What was awaited.
         stage: Stage,
@@ -217,6 +215,12 @@ pub enum ConnectError {
         /// What is missing, with both sides' values and the fix.
         what: String,
     },
+    /// What this side wants to say of itself is outside of what a hello can hold.
+    #[error("this side's configuration does not fit in a hello: {what}; correct it")]
+    Invalid {
+        /// What is wrong.
+        what: String,
+    },
     /// This side could not create or connect what a channel needs.
     #[error("the channel's resources could not be set up")]
     Resources {
@@ -224,8 +228,8 @@ pub enum ConnectError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The listener has too many handshakes now.
-    #[error("too many handshakes at the listener at once; retry later")]
+    /// The listening side cannot take one more channel now.
+    #[error("the listening side cannot take one more channel now; retry later")]
     Busy,
     /// The peer is closing.
     #[error("the peer is closing; connect to another one, or retry when it is back")]
@@ -252,6 +256,7 @@ impl ConnectError {
         match self {
             Self::Address { .. }
             | Self::AddrInUse { .. }
+            | Self::Invalid { .. }
             | Self::Resources { .. }
             | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }

@@ -91,14 +91,16 @@ pub(crate) struct Frame {
 pub(crate) fn encode(
     kind: Kind,
     epoch: u64,
-    stage: Stage,
     fill: impl FnOnce(&mut Vec<u8>),
 ) -> Result<Vec<u8>, ConnectError> {
     let mut out = vec![0; HEADER_LEN];
     fill(&mut out);
-    let len = out.len() - HEADER_LEN;
-    let too_large = ConnectError::TooLarge { stage, declared: len as u64, limit: MAX_BODY.into() };
-    let Some(len) = u32::try_from(len).ok().filter(|&n| n <= MAX_BODY) else { return Err(too_large) };
+    let body = out.len() - HEADER_LEN;
+    let Some(len) = u32::try_from(body).ok().filter(|&n| n <= MAX_BODY) else {
+        return Err(ConnectError::Invalid {
+            what: format!("it takes {body} bytes, the limit is {MAX_BODY}: use fewer, larger regions"),
+        });
+    };
     let mut head = Vec::with_capacity(HEADER_LEN);
     Header { kind, len, epoch }.encode(&mut head);
     out[..HEADER_LEN].copy_from_slice(&head);
@@ -171,7 +173,7 @@ mod tests {
     }
 
     fn sample() -> Vec<u8> {
-        encode(Kind::Hello, 7, Stage::Hello, |b| b.extend_from_slice(b"body")).unwrap()
+        encode(Kind::Hello, 7, |b| b.extend_from_slice(b"body")).unwrap()
     }
 
     async fn read_all(mut bytes: &[u8]) -> Result<Frame, ConnectError> {
@@ -181,7 +183,7 @@ mod tests {
     #[tokio::test]
     async fn b1_a_frame_round_trips_and_leaves_the_next_one() {
         let mut two = sample();
-        two.extend(encode(Kind::Ready, 8, Stage::Ready, |_| {}).unwrap());
+        two.extend(encode(Kind::Ready, 8, |_| {}).unwrap());
         let mut rest = &two[..];
         let first = read(&mut rest, Stage::Hello, far()).await.unwrap();
         assert_eq!(first, Frame { kind: Kind::Hello, epoch: 7, body: b"body".to_vec() });
@@ -230,10 +232,10 @@ mod tests {
     #[tokio::test]
     async fn b1_a_frame_of_the_limit_passes_and_one_byte_more_is_not_sent() {
         let max = MAX_BODY as usize;
-        let v = encode(Kind::Hello, 0, Stage::Hello, |b| b.resize(b.len() + max, 3)).unwrap();
+        let v = encode(Kind::Hello, 0, |b| b.resize(b.len() + max, 3)).unwrap();
         assert_eq!(read_all(&v).await.unwrap().body.len(), max);
-        let e = encode(Kind::Hello, 0, Stage::Hello, |b| b.resize(b.len() + max + 1, 3)).unwrap_err();
-        assert!(matches!(e, ConnectError::TooLarge { declared, .. } if declared == u64::from(MAX_BODY) + 1));
+        let e = encode(Kind::Hello, 0, |b| b.resize(b.len() + max + 1, 3)).unwrap_err();
+        assert!(matches!(e, ConnectError::Invalid { what } if what.contains("1048577")));
     }
 
     #[tokio::test]

@@ -1,82 +1,110 @@
 //! How many handshakes a listener runs at once, so that idle or hostile connections cost the others nothing.
 //!
-//! Before its hello, a connection is *waiting*. One more than the limit evicts the oldest: an honest peer speaks
-//! at once, a connection that sends nothing only ever displaces its like. With its hello it is *admitted*, up to a
-//! limit of its own, beyond which it is told that the listener is busy.
+//! Every handshake holds a place, from the accept to its end. When all are taken, the listener waits (new
+//! connections stay in the kernel's backlog) until one is free, or until the oldest has had more time than an
+//! honest handshake needs: that one is evicted.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, timeout_at};
 
-/// Connections that have not said hello.
-const MAX_WAITING: usize = 64;
-/// Handshakes after the hello.
-const MAX_ADMITTED: usize = 64;
+/// Handshakes at once.
+const PLACES: usize = 128;
+/// The age from which a handshake can be evicted.
+const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(crate) struct Gate {
-    waiting: Arc<Mutex<Waiting>>,
-    limit: usize,
-    admitted: Arc<Semaphore>,
+    shared: Arc<Shared>,
+    places: usize,
+    grace: Duration,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
-    next: u64,
-    /// In order of arrival. Dropping a sender is the eviction.
-    queue: VecDeque<(u64, oneshot::Sender<()>)>,
+struct Shared {
+    inside: Mutex<Inside>,
+    left: Notify,
 }
 
-/// The place of a connection that has not said hello.
+#[derive(Debug, Default)]
+struct Inside {
+    next: u64,
+    /// In order of arrival.
+    queue: VecDeque<Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    id: u64,
+    since: Instant,
+    /// Dropping it is the eviction.
+    _alive: oneshot::Sender<()>,
+}
+
+/// The place of a handshake.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     id: u64,
-    waiting: Arc<Mutex<Waiting>>,
-    admitted: Arc<Semaphore>,
+    shared: Arc<Shared>,
     evicted: oneshot::Receiver<()>,
-}
-
-/// The place of a handshake after its hello.
-#[derive(Debug)]
-pub(crate) struct Permit {
-    _place: OwnedSemaphorePermit,
 }
 
 impl Gate {
     pub(crate) fn new() -> Self {
-        Self::with_limits(MAX_WAITING, MAX_ADMITTED)
+        Self::with(PLACES, GRACE)
     }
 
-    pub(super) fn with_limits(waiting: usize, admitted: usize) -> Self {
-        Self { waiting: Arc::default(), limit: waiting.max(1), admitted: Arc::new(Semaphore::new(admitted)) }
+    pub(super) fn with(places: usize, grace: Duration) -> Self {
+        Self { shared: Arc::default(), places: places.max(1), grace }
     }
 
-    /// Takes a place for a new connection, evicting the oldest when there is none.
+    /// Waits until [`Gate::enter`] finds a place, or may evict somebody. Cancel safe.
+    pub(crate) async fn room(&self) {
+        loop {
+            let until = {
+                let inside = self.shared.lock();
+                match inside.queue.front() {
+                    Some(oldest) if inside.queue.len() >= self.places => oldest.since + self.grace,
+                    _ => return,
+                }
+            };
+            // A place that became free since is remembered by `left`. The time-out is the other way out.
+            if Instant::now() >= until || timeout_at(until, self.shared.left.notified()).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Takes a place, evicting the oldest when there is none.
     pub(crate) fn enter(&self) -> Ticket {
         let (alive, evicted) = oneshot::channel();
-        let mut w = lock(&self.waiting);
-        let id = w.next;
-        w.next += 1;
-        let oldest = if w.queue.len() >= self.limit { w.queue.pop_front() } else { None };
-        w.queue.push_back((id, alive));
-        drop(w);
-        // Its wake-up happens outside of the lock.
+        let mut inside = self.shared.lock();
+        let id = inside.next;
+        inside.next += 1;
+        let oldest = if inside.queue.len() >= self.places { inside.queue.pop_front() } else { None };
+        inside.queue.push_back(Place { id, since: Instant::now(), _alive: alive });
+        drop(inside);
+        // This wakes the evicted task: not under the lock.
         drop(oldest);
-        Ticket { id, waiting: self.waiting.clone(), admitted: self.admitted.clone(), evicted }
+        Ticket { id, shared: self.shared.clone(), evicted }
     }
+}
 
-    #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        lock(&self.waiting).queue.len()
+impl Shared {
+    /// Every step leaves the queue valid.
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Ticket {
-    /// Runs `fut`, or gives it up when this connection is evicted: `None`.
+    /// Runs `fut`, or gives it up when this handshake is evicted: `None`.
     pub(crate) async fn unless_evicted<T>(&mut self, fut: impl Future<Output = T>) -> Option<T> {
         let mut fut = pin!(fut);
         poll_fn(|cx| {
@@ -87,47 +115,60 @@ impl Ticket {
         })
         .await
     }
-
-    /// Exchanges the ticket for a permit, or `None` when too many have one.
-    pub(crate) fn admit(self) -> Option<Permit> {
-        let permit = Arc::clone(&self.admitted).try_acquire_owned().ok()?;
-        Some(Permit { _place: permit })
-    }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut w = lock(&self.waiting);
-        if let Ok(at) = w.queue.binary_search_by_key(&self.id, |e| e.0) {
-            w.queue.remove(at);
+        let mut inside = self.shared.lock();
+        // Ids grow along the queue. An evicted ticket is not in it any more.
+        let place = inside.queue.binary_search_by_key(&self.id, |p| p.id).ok();
+        let place = place.and_then(|at| inside.queue.remove(at));
+        drop(inside);
+        if place.is_some() {
+            self.shared.left.notify_one();
         }
     }
 }
 
-/// Nothing panics while the lock is held, and the queue is valid after every step.
-fn lock(waiting: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
+
     use super::*;
 
+    const AGES: Duration = Duration::from_secs(3600);
+
+    fn now<F: Future>(fut: Pin<&mut F>) -> Poll<F::Output> {
+        fut.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
     #[tokio::test]
-    async fn b1_the_oldest_silent_connection_makes_room() {
-        let gate = Gate::with_limits(2, 1);
+    async fn b1_the_oldest_handshake_makes_room() {
+        let gate = Gate::with(2, Duration::ZERO);
         let (mut a, mut b) = (gate.enter(), gate.enter());
+        gate.room().await;
         let c = gate.enter();
         assert_eq!(a.unless_evicted(std::future::pending::<()>()).await, None);
         assert_eq!(b.unless_evicted(std::future::ready(7)).await, Some(7));
-        assert_eq!(gate.waiting(), 2);
-        let permit = b.admit();
-        assert!(permit.is_some());
-        assert_eq!(gate.waiting(), 1);
-        assert!(c.admit().is_none(), "one is admitted at a time here");
-        drop(permit);
-        assert!(gate.enter().admit().is_some());
+        drop((a, b, c));
+        assert!(gate.shared.lock().queue.is_empty());
+    }
+
+    #[tokio::test]
+    async fn b1_young_handshakes_are_waited_for() {
+        let gate = Gate::with(2, AGES);
+        let a = gate.enter();
+        gate.room().await;
+        let mut b = gate.enter();
+        let mut room = pin!(gate.room());
+        assert!(now(room.as_mut()).is_pending());
         drop(a);
-        assert_eq!(gate.waiting(), 0);
+        assert!(now(room.as_mut()).is_ready());
+        // A place that is left while nobody waits is not waited for.
+        gate.room().await;
+        let _c = gate.enter();
+        let mut room = pin!(gate.room());
+        assert!(now(room.as_mut()).is_pending());
+        assert!(now(pin!(b.unless_evicted(std::future::pending::<()>()))).is_pending());
     }
 }

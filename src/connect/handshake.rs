@@ -14,7 +14,7 @@ use super::agree::{Agreed, agree};
 use super::deadline::Deadline;
 use super::error::{ConnectError, Stage};
 use super::frame::{self, Frame, Kind};
-use super::gate::{Permit, Ticket};
+use super::gate::Ticket;
 use super::hello::Hello;
 use super::reject::Reject;
 
@@ -53,7 +53,8 @@ pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
     expect: &Expect,
     deadline: Deadline,
 ) -> Result<ReplyReceived<S>, ConnectError> {
-    let bytes = frame::encode(Kind::Hello, hello.epoch, Stage::Hello, |b| hello.encode(b))?;
+    check_ours(hello)?;
+    let bytes = frame::encode(Kind::Hello, hello.epoch, |b| hello.encode(b))?;
     frame::write(&mut stream, &bytes, Stage::Hello, deadline).await?;
     let stage = Stage::HelloReply;
     let frame = receive(&mut stream, Kind::HelloReply, stage, None, deadline).await?;
@@ -121,27 +122,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
 
     /// Reads the hello. `epoch` is ours. A peer that breaks the format is told so, when it can understand it.
     pub(crate) async fn hello(self, epoch: u64) -> Result<Offer<S>, ConnectError> {
-        let Self { mut stream, peer, mut ticket, deadline } = self;
+        let Self { mut stream, mut ticket, deadline, .. } = self;
         let stage = Stage::Hello;
         let read = receive(&mut stream, Kind::Hello, stage, None, deadline);
         let read = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
         let hello =
             read.and_then(|f| Hello::decode(f.epoch, &f.body).map_err(|e| ConnectError::malformed(stage, e)));
-        let failed = match hello {
-            Ok(hello) => match ticket.admit() {
-                Some(permit) => return Ok(Offer { hello, peer, stream, permit, epoch, deadline }),
-                None => ConnectError::Busy,
-            },
-            Err(e) => {
-                // The ticket stays held while the refusal is on its way.
-                if let Some(reject) = refusal_of(&e) {
-                    ticket.unless_evicted(refuse(&mut stream, epoch, &reject, deadline)).await;
-                }
-                return Err(e);
-            }
+        let error = match hello {
+            Ok(hello) => return Ok(Offer { hello, stream, ticket, epoch, deadline }),
+            Err(e) => e,
         };
-        refuse(&mut stream, epoch, &Reject::Busy, deadline).await;
-        Err(failed)
+        if let Some(reject) = refusal_of(&error) {
+            ticket.unless_evicted(refuse(&mut stream, epoch, &reject, deadline)).await;
+        }
+        Err(error)
     }
 }
 
@@ -149,37 +143,45 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
 #[derive(Debug)]
 pub(crate) struct Offer<S> {
     pub(crate) hello: Hello,
-    pub(crate) peer: SocketAddr,
     stream: S,
-    permit: Permit,
+    ticket: Ticket,
     epoch: u64,
     deadline: Deadline,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
-    /// Sends the reply, after our queue pairs are connected, and waits for the client's.
-    pub(crate) async fn accept(mut self, reply: &Hello) -> Result<Accepted<S>, ConnectError> {
-        let bytes = frame::encode(Kind::HelloReply, self.epoch, Stage::HelloReply, |b| reply.encode(b))?;
-        frame::write(&mut self.stream, &bytes, Stage::HelloReply, self.deadline).await?;
-        let peer = Some(self.hello.epoch);
-        receive(&mut self.stream, Kind::Ready, Stage::Ready, peer, self.deadline).await?;
-        let Self { hello, stream, permit, epoch, deadline, .. } = self;
-        Ok(Accepted { hello, stream, _permit: permit, epoch, deadline })
+    /// Sends the reply, after our queue pairs are connected, and waits for the client's. The reply repeats the
+    /// hello's connection id, and has at most as many queue pairs.
+    pub(crate) async fn accept(self, reply: &Hello) -> Result<Accepted<S>, ConnectError> {
+        check_ours(reply)?;
+        let bytes = frame::encode(Kind::HelloReply, self.epoch, |b| reply.encode(b))?;
+        let Self { hello, mut stream, mut ticket, epoch, deadline, .. } = self;
+        let answer = async {
+            frame::write(&mut stream, &bytes, Stage::HelloReply, deadline).await?;
+            receive(&mut stream, Kind::Ready, Stage::Ready, Some(hello.epoch), deadline).await
+        };
+        let evicted = ConnectError::Evicted { stage: Stage::Ready };
+        ticket.unless_evicted(answer).await.unwrap_or(Err(evicted))?;
+        Ok(Accepted { stream, _ticket: ticket, epoch, deadline })
     }
 
     /// Refuses, and says why.
     pub(crate) async fn reject(mut self, reject: Reject) -> ConnectError {
-        refuse(&mut self.stream, self.epoch, &reject, self.deadline).await;
+        self.ticket.unless_evicted(refuse(&mut self.stream, self.epoch, &reject, self.deadline)).await;
         reject.local_error()
+    }
+
+    /// When the handshake has to be done: what the caller does in between ends then too.
+    pub(crate) fn deadline(&self) -> Deadline {
+        self.deadline
     }
 }
 
 /// Both sides' queue pairs are connected; the client does not know it yet.
 #[derive(Debug)]
 pub(crate) struct Accepted<S> {
-    pub(crate) hello: Hello,
     stream: S,
-    _permit: Permit,
+    _ticket: Ticket,
     epoch: u64,
     deadline: Deadline,
 }
@@ -192,6 +194,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Accepted<S> {
     }
 }
 
+/// What the peer would refuse is not sent.
+fn check_ours(hello: &Hello) -> Result<(), ConnectError> {
+    hello.validate().map_err(|e| ConnectError::Invalid { what: e.to_string() })
+}
+
 /// Sends a frame without fields.
 async fn send(
     stream: &mut (impl AsyncWrite + Unpin),
@@ -200,7 +207,7 @@ async fn send(
     stage: Stage,
     deadline: Deadline,
 ) -> Result<(), ConnectError> {
-    let bytes = frame::encode(kind, epoch, stage, |_| {})?;
+    let bytes = frame::encode(kind, epoch, |_| {})?;
     frame::write(stream, &bytes, stage, deadline).await
 }
 
@@ -252,7 +259,7 @@ async fn refuse(
     let stage = Stage::HelloReply;
     let deadline = deadline.capped(LINGER);
     let result = async {
-        let bytes = frame::encode(Kind::Reject, epoch, stage, |b| reject.encode(b))?;
+        let bytes = frame::encode(Kind::Reject, epoch, |b| reject.encode(b))?;
         frame::write(stream, &bytes, stage, deadline).await?;
         deadline.io(stage, stream.shutdown()).await?;
         // Closing with unread input would reset the connection, and the refusal could be lost.

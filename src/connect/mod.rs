@@ -1,5 +1,10 @@
 //! Bootstrap: how two endpoints find each other and exchange what their queue pairs need.
 //!
+//! Used through [`KvEndpoint::listen`](crate::kv::KvEndpoint::listen) and
+//! [`KvEndpoint::connect`](crate::kv::KvEndpoint::connect); what is public here is how it fails. Queue pairs of the
+//! [`ring`](crate::ring) are connected by an exchange of the user's own, see
+//! [`QpEndpoint`](crate::ring::QpEndpoint). There is no authentication yet.
+//!
 //! Out of band over TCP (`oob`): a listener and a dial, then four frames.
 //!
 //! ```text
@@ -10,14 +15,12 @@
 //!   may send    ◄─────────────────  ReadyAck
 //! ```
 //!
-//! `frame` is the framing, `hello` and `reject` are what travels, `agree` is what two hellos make
-//! together, `handshake` drives the four frames over any stream, `peers` keeps one connection a pair. Nothing here touches a provider: queue pairs
-//! are built by the caller, between the steps.
-
-// The channel (kv/) is the consumer: remove these two with it.
-#![allow(dead_code, unused_imports)]
+//! `frame` is the framing, `hello` (with `codec`) and `reject` are what travels, `agree` is what two hellos make
+//! together, `handshake` drives the four frames over any stream. Which of two connections is kept is decided by the caller
+//! (`kv::peers`), between the steps; so are the queue pairs built. Nothing here touches a provider.
 
 mod agree;
+mod codec;
 mod deadline;
 mod error;
 mod frame;
@@ -27,8 +30,6 @@ mod gate;
 mod handshake;
 mod hello;
 mod oob;
-mod peers;
-mod random;
 mod reject;
 #[cfg(test)]
 mod tests;
@@ -38,10 +39,8 @@ pub use error::{ConnectError, Fault, Stage};
 pub(crate) use self::{
     agree::{Agreed, agree, path_mtu},
     deadline::Deadline,
-    handshake::{Accepted, Expect, Incoming, Offer, ReplyReceived, client},
+    handshake::{Expect, Incoming, client},
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
     oob::{OobListener, dial},
-    peers::{Claim, Peers},
-    random::{random_psn, random_u64},
     reject::Reject,
 };

@@ -41,6 +41,12 @@ impl OobListener {
         Ok(Self { listener, local, gate: Gate::new() })
     }
 
+    /// With other limits on the handshakes at once.
+    #[cfg(test)]
+    pub(super) fn with_gate(self, gate: Gate) -> Self {
+        Self { gate, ..self }
+    }
+
     /// The address bound, with the real port where 0 was asked for.
     pub(crate) fn local_addr(&self) -> SocketAddr {
         self.local
@@ -50,6 +56,7 @@ impl OobListener {
     /// cause is not an error of the listener. Run each handshake in a task of its own, so that a slow peer delays
     /// nobody. Cancel safe.
     pub(crate) async fn accept(&self, limit: Duration) -> Result<Incoming<TcpStream>, ConnectError> {
+        self.gate.room().await;
         let (stream, peer) = self.accept_raw().await?;
         Ok(Incoming::new(stream, peer, self.gate.enter(), Deadline::after(limit)))
     }

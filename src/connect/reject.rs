@@ -1,7 +1,8 @@
 //! The refusal of a hello, with both sides' values, so that either log tells the whole story.
 
+use super::codec::text;
 use super::error::{ConnectError, Stage};
-use super::hello::{HelloError, MAX_DTYPE, text};
+use super::hello::{HelloError, MAX_DTYPE};
 use crate::wire::{Reader, Writer};
 
 /// Longest explanation, bytes.

@@ -1,4 +1,7 @@
 //! Devices: listing, opening, capabilities, and the protection domains that belong to them.
+//!
+//! Every device is of the soft provider so far, see [`guide::transports`](crate::guide::transports). Nothing here needs a
+//! runtime, except registering memory.
 
 mod caps;
 mod gid;
@@ -67,6 +70,10 @@ impl Device {
     }
 
     /// Opens a device by its name in [`list`](Self::list).
+    ///
+    /// # Errors
+    /// [`DeviceError::NotFound`] with the names that there are; for `soft`, [`DeviceError::Config`] when `LANDFALL_SOFT`
+    /// is not valid; [`DeviceError::Os`] when no socket can be bound to its address.
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         if name == SOFT {
             return Self::soft(SoftConfig::from_env()?);
@@ -81,9 +88,19 @@ impl Device {
         }
     }
 
-    /// Opens a soft device of this process.
+    /// Opens a soft device of this process. Each call makes another device: resources of two do not go together.
+    ///
+    /// # Errors
+    /// [`DeviceError::Os`] when no socket can be bound to its address.
     pub fn soft(config: SoftConfig) -> Result<Self, DeviceError> {
         let (profile, address) = (config.profile, config.address);
+        if address.is_unspecified() || address.is_multicast() {
+            return Err(DeviceError::Config {
+                what: "address of a soft device",
+                got: address.to_string(),
+                expected: "an address of this host that its peers can reach".to_owned(),
+            });
+        }
         let device = SoftDevice::open(&config)?;
         let inner = Inner {
             provider: provider::Device::Soft(device),
@@ -94,7 +111,7 @@ impl Device {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Its name.
+    /// Its name: `soft-` and the profile.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
@@ -106,7 +123,14 @@ impl Device {
         }
     }
 
-    /// The soft provider's profile.
+    /// Whether it is an RDMA device, and not the soft provider.
+    pub fn is_rdma(&self) -> bool {
+        match self.inner.provider {
+            provider::Device::Soft(_) => false,
+        }
+    }
+
+    /// The soft provider's profile. `None` for a device of another provider.
     pub fn profile(&self) -> Option<Profile> {
         self.inner.profile
     }
@@ -116,7 +140,7 @@ impl Device {
         self.inner.provider.capabilities()
     }
 
-    /// The IP address of its port.
+    /// The IP address of its port: where queue pairs of the soft provider listen.
     pub fn address(&self) -> IpAddr {
         self.inner.address
     }
@@ -130,6 +154,9 @@ impl Device {
     }
 
     /// A new protection domain.
+    ///
+    /// # Errors
+    /// [`DeviceError`] when the device gives none; the soft provider always does.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, DeviceError> {
         Ok(ProtectionDomain::new(self.clone(), self.inner.provider.alloc_pd()?))
     }
@@ -145,3 +172,6 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -39,15 +39,30 @@ impl ProtectionDomain {
 
     /// Registers memory that only this process and its own operations touch.
     ///
-    /// Mapping, faulting in and pinning run on tokio's blocking pool. Dropping the future leaks nothing: what had been
-    /// registered by then is deregistered.
+    /// Mapping, faulting in and pinning run on tokio's blocking pool.
+    ///
+    /// # Errors
+    /// [`MemoryError::Length`] and [`MemoryError::TooLarge`] for the length, [`MemoryError::Os`] and
+    /// [`MemoryError::Register`] when the system or the device refuses, [`MemoryError::RuntimeGone`] without a runtime.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaks nothing: what had been registered by then is deregistered.
     pub async fn register_local(&self, memory: Memory) -> Result<Region<Local>, MemoryError> {
         self.register(memory, AccessFlags::LOCAL_WRITE).await
     }
 
-    /// Registers memory that peers reach as `access` says. As for cancelling, see
-    /// [`register_local`](Self::register_local).
-    pub async fn register_exposed(&self, memory: Memory, access: Access) -> Result<Region<Exposed>, MemoryError> {
+    /// Registers memory that peers reach as `access` says, by the key in [`Region::remote`].
+    ///
+    /// # Errors
+    /// As [`register_local`](Self::register_local).
+    ///
+    /// # Cancel safety
+    /// As [`register_local`](Self::register_local).
+    pub async fn register_exposed(
+        &self,
+        memory: Memory,
+        access: Access,
+    ) -> Result<Region<Exposed>, MemoryError> {
         self.register(memory, access.flags()).await
     }
 

@@ -38,8 +38,8 @@ impl Profile {
         }
     }
 
-    /// Its limits and features.
-    pub(crate) fn capabilities(self) -> Capabilities {
+    /// The limits and features of a device of this profile.
+    pub fn capabilities(self) -> Capabilities {
         let base = Capabilities {
             max_qp_wr: 16_384,
             max_cqe: 1_048_576,

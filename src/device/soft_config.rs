@@ -1,6 +1,7 @@
 //! How a soft device is set up: by the builder, or by `LANDFALL_SOFT`.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::str::FromStr;
 
 use super::Profile;
 use crate::error::DeviceError;
@@ -39,13 +40,17 @@ impl SoftConfig {
         self
     }
 
-    /// The local IP address that queue pairs listen on, and that peers are told.
+    /// The local IP address that queue pairs listen on, and that peers are told. The default, the loopback address, is
+    /// for one host.
     pub fn address(mut self, address: IpAddr) -> Self {
         self.address = address;
         self
     }
 
     /// From `LANDFALL_SOFT`, for instance `profile=srd,seed=7`. The default configuration when it is not set.
+    ///
+    /// # Errors
+    /// [`DeviceError::Config`], which names what was found and what is accepted.
     pub fn from_env() -> Result<Self, DeviceError> {
         match std::env::var(VAR) {
             Ok(v) => Self::parse(&v),
@@ -55,7 +60,10 @@ impl SoftConfig {
     }
 
     /// From text in the format of `LANDFALL_SOFT`: `key=value` pairs separated by commas. The keys are `profile`,
-    /// `seed` and `address`.
+    /// `seed` and `address`. The last of two equal keys counts; what is not named has its default.
+    ///
+    /// # Errors
+    /// [`DeviceError::Config`], which names what was found and what is accepted.
     pub fn parse(text: &str) -> Result<Self, DeviceError> {
         let mut this = Self::default();
         for pair in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
@@ -69,15 +77,26 @@ impl SoftConfig {
                     })?;
                 }
                 ("seed", v) => {
-                    this.seed = v.parse().map_err(|_| config(pair, "seed=N with N from 0 to 2^64-1, in decimal"))?;
+                    this.seed =
+                        v.parse().map_err(|_| config(pair, "seed=N with N from 0 to 2^64-1, in decimal"))?;
                 }
                 ("address", v) => {
-                    this.address = v.parse().map_err(|_| config(pair, "address=IP, an IPv4 or IPv6 address"))?;
+                    this.address =
+                        v.parse().map_err(|_| config(pair, "address=IP, an IPv4 or IPv6 address"))?;
                 }
                 _ => return Err(config(pair, "one of the keys profile, seed, address")),
             }
         }
         Ok(this)
+    }
+}
+
+impl FromStr for SoftConfig {
+    type Err = DeviceError;
+
+    /// As [`SoftConfig::parse`].
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        Self::parse(text)
     }
 }
 

@@ -71,9 +71,9 @@ pub struct KvChannel {
     pub(super) inner: Arc<ChannelInner>,
 }
 
-/// Why blocks could not be granted. The blocks come back.
+/// Why blocks could not be granted (in [`source()`](std::error::Error::source) and in `why`). The blocks come back.
 #[derive(Debug, thiserror::Error)]
-#[error("{why}")]
+#[error("the blocks were not granted")]
 pub struct GrantRefused {
     /// The blocks, untouched.
     pub blocks: Blocks,
@@ -82,7 +82,7 @@ pub struct GrantRefused {
     pub why: GrantRefusal,
 }
 
-/// See [`GrantRefused`].
+/// Why a grant was refused, see [`GrantRefused`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantRefusal {
@@ -98,7 +98,7 @@ pub enum GrantRefusal {
 }
 
 impl KvChannel {
-    /// The pool of this side's endpoint.
+    /// The pool of this side's endpoint: sources of writes and blocks to grant are taken from it.
     pub fn pool(&self) -> &KvPool {
         self.inner.driver.pool()
     }
@@ -108,7 +108,7 @@ impl KvChannel {
         self.inner.peer_epoch
     }
 
-    /// The peer's name.
+    /// The peer's name, as it gave it to [`KvEndpoint::named`](super::KvEndpoint::named); empty when it gave none.
     pub fn peer_name(&self) -> &str {
         &self.inner.peer_name
     }
@@ -124,8 +124,11 @@ impl KvChannel {
     /// The grant is for the peer: serialise it into whatever carries the request, or use
     /// [`KvChannel::send_message`]. It is valid on this channel only, not after a reconnect.
     ///
+    /// It does not wait, and any number of grants may be open.
+    ///
     /// # Errors
-    /// The blocks come back in the error.
+    /// The blocks come back in the error. [`GrantRefusal`] says why: a pool that is a source only, blocks of another
+    /// pool, a channel that has ended.
     pub fn grant(&self, blocks: Blocks) -> Result<Grant, GrantRefused> {
         if self.pool().access() == PoolAccess::Source {
             return Err(GrantRefused { blocks, why: GrantRefusal::SourceOnly });
@@ -139,31 +142,58 @@ impl KvChannel {
             .map_err(|(closed, blocks)| GrantRefused { blocks, why: GrantRefusal::Closed(closed) })
     }
 
-    /// Takes a grant back. Its arrival ends with `Aborted`, or comes all the same if it had landed already.
+    /// Takes back a grant that this side issued on this channel. Its arrival ends with
+    /// [`Aborted`](ArrivalError::Aborted), or comes all the same if it had landed already. The blocks return to the pool
+    /// when no late write can reach them.
+    ///
+    /// Does nothing for a grant that is used up, and for one of another channel or of the peer.
     pub fn revoke(&self, grant: &Grant) {
-        self.inner.driver.revoke(grant.id());
+        if grant.connection() == self.inner.connection && grant.bound_epoch() == self.inner.peer_epoch {
+            self.inner.driver.revoke(grant.id());
+        }
     }
 
     /// Writes blocks of ours to granted ones. Starts at once, whether or not the future is polled; it resolves when
     /// the peer has confirmed that all of the data is in its memory.
     ///
-    /// Any number of writes may be in progress; beyond the channel's transfer slots they wait for their turn.
+    /// Any number of writes may be in progress. 256 have a transfer slot; the others wait for one, in order, without
+    /// being polled. Only when 65,536 transfers are unresolved does a write wait outside of the channel, and then it has
+    /// to be polled (or [detached](Write::detach)) to start.
+    ///
+    /// # Errors
+    /// The future's output is a `Result` and the source blocks, which come back in every case. See
+    /// [`WriteError`](super::WriteError) for what was and was not posted.
+    ///
+    /// # Cancel safety
+    /// Dropping the [`Write`] aborts the transfer; the channel goes on.
     pub fn write(&self, request: WriteRequest) -> Write {
         Write::start(&self.inner.driver, request)
     }
 
     /// The next arrival, or the end of one that will not come. Any number of tasks may wait; each arrival goes to one.
+    /// Arrivals wait in memory until they are taken, also after the channel has ended.
+    ///
+    /// # Errors
+    /// [`ArrivalError::Aborted`] ends one granted transfer, and the next call goes on with the others.
+    /// [`ArrivalError::Closed`] ends the channel, after everything that had arrived was taken.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn next_arrival(&self) -> Result<Arrival, ArrivalError> {
         poll_fn(|cx| self.inner.driver.poll_arrival(cx)).await
     }
 
-    /// The arrivals as a stream, which ends with the channel.
+    /// The arrivals as a stream, which ends with the channel. Aborted transfers are items too. It keeps the channel open.
     pub fn arrivals(&self) -> Arrivals {
         Arrivals { channel: self.clone() }
     }
 
-    /// Sends a message to the peer's [`KvChannel::recv_message`]: reliable, in order, at most 16 MiB. It resolves when
-    /// the message is queued; the queue is bounded.
+    /// Sends a message to the peer's [`KvChannel::recv_message`]: whole, in order, at most 16 MiB. It resolves when the
+    /// message is queued, not when it is delivered: one that is queued is lost if the channel fails. The queue holds
+    /// 32 MiB or 4,096 messages; beyond, this waits.
+    ///
+    /// # Errors
+    /// [`MessageError::TooLong`], and [`MessageError::Closed`] also while the channel is closing.
     ///
     /// # Cancel safety
     /// Dropped before it resolves, the message is not sent.
@@ -172,18 +202,29 @@ impl KvChannel {
         poll_fn(|cx| self.inner.driver.poll_send_message(cx, &mut message)).await
     }
 
-    /// The peer's next message.
+    /// The peer's next message. Messages wait in memory until they are taken, without a limit, also after the channel has
+    /// ended. Any number of tasks may wait; each message goes to one.
+    ///
+    /// # Errors
+    /// When the channel has ended and every message was taken.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn recv_message(&self) -> Result<Vec<u8>, ChannelClosed> {
         poll_fn(|cx| self.inner.driver.poll_message(cx)).await
     }
 
     /// What became of a transfer that was [`InDoubt`](super::WriteError::InDoubt) on an earlier channel to the same
-    /// life of the peer. `None` when it is not one of those, or this channel ends before the answer.
+    /// life of the peer. `None` when it is not one of those, or this channel ends before the answer. The answer is kept for
+    /// as long as this channel lives.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn resolve(&self, transfer: TransferId) -> Option<Resolution> {
         poll_fn(|cx| self.inner.driver.poll_resolution(cx, transfer)).await
     }
 
-    /// Which way the bytes took, and how many.
+    /// Which way the bytes took, and how many, counted from the channel's beginning to now.
     pub fn path(&self) -> PathReport {
         let facts = &self.inner.facts;
         let ip = |gid: [u8; 16]| {
@@ -204,13 +245,22 @@ impl KvChannel {
         }
     }
 
-    /// Resolves when the channel has ended, by whichever side and for whatever reason.
+    /// Resolves when the channel has ended, by whichever side and for whatever reason, and its queue pairs are destroyed.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
     pub async fn closed(&self) -> ChannelClosed {
         poll_fn(|cx| self.inner.driver.poll_end(cx)).await
     }
 
     /// Closes gracefully: what is in flight on either side finishes, nothing new starts, and the queue pairs are
-    /// destroyed. Takes at most five seconds; an end that was not graceful is the error.
+    /// destroyed. When five seconds are over, what is left is ended as by [`KvChannel::kill`].
+    ///
+    /// # Errors
+    /// An end that was not graceful, with its reason: also one that had come before.
+    ///
+    /// # Cancel safety
+    /// The channel closes all the same.
     pub async fn close(&self) -> Result<(), ChannelClosed> {
         self.inner.driver.close(CLOSE_LIMIT);
         match self.closed().await {
@@ -219,13 +269,15 @@ impl KvChannel {
         }
     }
 
-    /// Ends the channel at once: its queue pairs go to the error state and are destroyed.
+    /// Ends the channel at once: its queue pairs go to the error state and are destroyed. Writes in progress end as
+    /// [`NotDelivered`](super::WriteError::NotDelivered) or [`InDoubt`](super::WriteError::InDoubt), open grants as
+    /// aborted. Does not wait: [`KvChannel::closed`] does.
     pub fn kill(&self) {
         self.inner.driver.kill();
     }
 }
 
-/// See [`KvChannel::arrivals`].
+/// The stream of [`KvChannel::arrivals`].
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     channel: KvChannel,

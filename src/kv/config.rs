@@ -11,7 +11,7 @@ pub(crate) const MAX_QPS: usize = 64;
 pub(crate) const CONTROL_BYTES: usize = 1024;
 
 /// Configuration of the channels of a [`KvEndpoint`](super::KvEndpoint). Both ends have their own; what must agree is
-/// settled by the handshake, at the smaller of the two.
+/// settled by the handshake. Values are checked by [`KvEndpoint::new`](super::KvEndpoint::new), which names what is wrong.
 #[derive(Clone, Debug)]
 pub struct KvConfig {
     pub(crate) qps: usize,
@@ -26,6 +26,7 @@ pub struct KvConfig {
     pub(crate) peer_timeout: Duration,
     pub(crate) abort_grace: Duration,
     pub(crate) connect_timeout: Duration,
+    pub(crate) require_rdma: bool,
 }
 
 impl Default for KvConfig {
@@ -43,19 +44,21 @@ impl Default for KvConfig {
             peer_timeout: Duration::from_secs(5),
             abort_grace: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(10),
+            require_rdma: false,
         }
     }
 }
 
 impl KvConfig {
-    /// Queue pairs of a channel, 1 to 64. The connecting side decides. Default 1.
+    /// Queue pairs of a channel, 1 to 64. The connecting side decides, as far as the accepting device has room for them.
+    /// Default 1.
     pub fn qps(mut self, qps: usize) -> Self {
         self.qps = qps;
         self
     }
 
     /// How long a waiting future may poll the completion queue before it sleeps. It holds its thread for that long.
-    /// Default zero: it sleeps at once.
+    /// Default zero: it sleeps at once. See [tuning](crate::guide::tuning).
     pub fn spin(mut self, budget: Duration) -> Self {
         self.spin = budget;
         self
@@ -73,14 +76,14 @@ impl KvConfig {
         self
     }
 
-    /// Silence after which the peer counts as lost. At least twice the heartbeat of both ends. Default 5 s.
+    /// Silence after which the peer counts as lost. At least twice this side's heartbeat. Default 5 s.
     pub fn peer_timeout(mut self, after: Duration) -> Self {
         self.peer_timeout = after;
         self
     }
 
     /// How long an aborted write may take to come to rest before its queue pairs are killed, so that its blocks come
-    /// back. Default 500 ms.
+    /// back, which ends the channel. Default 500 ms.
     pub fn abort_grace(mut self, grace: Duration) -> Self {
         self.abort_grace = grace;
         self
@@ -92,15 +95,23 @@ impl KvConfig {
         self
     }
 
-    /// Most bytes of one WRITE. The device's `max_msg_size` still holds. Default 2 MiB.
+    /// Most bytes of one WRITE, at least 4096. The device's `max_msg_size` still holds. Default 2 MiB.
     pub fn max_write(mut self, bytes: u32) -> Self {
         self.max_write = bytes;
         self
     }
 
-    /// Receives posted on each queue pair for notifications. Fewer where the device's queues are short. Default 128.
+    /// Receives that this side posts on each queue pair for the peer's notifications, at least 1. Fewer where the
+    /// device's queues are short. Default 128.
     pub fn data_credits(mut self, credits: u32) -> Self {
         self.data_credits = credits;
+        self
+    }
+
+    /// Refuses every device that is not an RDMA device, so that nothing falls back to TCP unnoticed (K9). Default off;
+    /// [`PathReport::transport`](super::PathReport::transport) says which way was taken in any case.
+    pub fn require_rdma(mut self, require: bool) -> Self {
+        self.require_rdma = require;
         self
     }
 

@@ -15,12 +15,13 @@ use super::peers::{Answer, Peers};
 use super::pool::KvPool;
 use super::setup::{self, Built};
 use crate::connect::{
-    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree, client, dial,
-    random_u64,
+    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree,
+    client, dial,
 };
 use crate::device::{Device, ProtectionDomain};
 use crate::error::DeviceError;
 use crate::provider;
+use crate::random::random_u64;
 use crate::reactor;
 
 /// Channels that were accepted and wait for [`KvListener::accept`]. Handshakes beyond wait their turn.
@@ -46,7 +47,7 @@ pub(super) struct Shared {
     peers: Arc<Peers>,
 }
 
-/// Whom [`KvEndpoint::connect_to`] must find at the address.
+/// Whom [`KvEndpoint::connect_to`] must find at the address. What is `None` is not compared.
 #[derive(Clone, Debug, Default)]
 pub struct PeerIdentity {
     /// Its epoch.
@@ -59,12 +60,16 @@ impl KvEndpoint {
     /// An endpoint on the pool's device. Its channels are driven by the runtime that this is called in.
     ///
     /// # Errors
-    /// Outside of a tokio runtime, or when `config` does not fit the device.
+    /// [`DeviceError::NoRuntime`] outside of a tokio runtime; [`DeviceError::Config`] and [`DeviceError::Limit`] when
+    /// `config` is not valid or does not fit the device.
     pub fn new(pool: KvPool, config: KvConfig) -> Result<Self, DeviceError> {
         Self::named(pool, config, "")
     }
 
-    /// As [`KvEndpoint::new`], with a name that peers see, of at most 64 bytes.
+    /// As [`KvEndpoint::new`], with a name that peers see, of at most 64 bytes. Names need not be unique.
+    ///
+    /// # Errors
+    /// As [`KvEndpoint::new`], and [`DeviceError::Config`] for a longer name.
     pub fn named(pool: KvPool, config: KvConfig, name: &str) -> Result<Self, DeviceError> {
         let runtime = Handle::try_current().map_err(|_| DeviceError::NoRuntime)?;
         if name.len() > 64 {
@@ -76,6 +81,13 @@ impl KvEndpoint {
         }
         let pd = pool.pd().clone();
         let device = pd.device().clone();
+        if config.require_rdma && !device.is_rdma() {
+            return Err(DeviceError::Unsupported {
+                what: "RDMA, which KvConfig::require_rdma asks for,",
+                device: device.name().to_owned(),
+                fix: "open an RDMA device, or do not require it",
+            });
+        }
         // Checked here, so that the mistake is found before anybody connects.
         config.clone().fit(device.capabilities())?;
         let os = |source| DeviceError::Os { what: "reading random bytes", source };
@@ -100,10 +112,11 @@ impl KvEndpoint {
         &self.shared.pool
     }
 
-    /// Listens for peers on a TCP address; port 0 takes a free one.
+    /// Listens for peers on a TCP address; port 0 takes a free one ([`KvListener::local_addr`] says which). Peers are not
+    /// authenticated: listen on trusted networks only.
     ///
     /// # Errors
-    /// [`ConnectError::AddrInUse`] at once.
+    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system; both at once.
     pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
@@ -113,10 +126,14 @@ impl KvEndpoint {
         Ok(KvListener { local, channels, task })
     }
 
-    /// Connects to the endpoint that listens at `target` (`host:port`), whoever it is.
+    /// Connects to the endpoint that listens at `target` (`host:port` or `[v6]:port`), whoever it is.
+    ///
+    /// Between two endpoints there is one channel at a time. When there is one already, or the peer dials at the same
+    /// moment, this gives the one that is kept: [`KvChannel::same`] tells.
     ///
     /// # Errors
     /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
+    /// [`ConnectError::fault`] says who has to change something.
     ///
     /// # Cancel safety
     /// Dropping the future gives the attempt up and releases what it had.
@@ -124,7 +141,14 @@ impl KvEndpoint {
         self.connect_to(target, &PeerIdentity::default()).await
     }
 
-    /// As [`KvEndpoint::connect`], and refuses any other endpoint than `peer`.
+    /// As [`KvEndpoint::connect`], and refuses any other endpoint than `peer`. That finds mistakes and restarts; it is no
+    /// authentication.
+    ///
+    /// # Errors
+    /// As [`KvEndpoint::connect`], and [`ConnectError::IdentityMismatch`].
+    ///
+    /// # Cancel safety
+    /// As [`KvEndpoint::connect`].
     pub async fn connect_to(
         &self,
         target: impl ToString,
@@ -136,9 +160,8 @@ impl KvEndpoint {
             // The channel that the peer or a dial of its own has made with us.
             Err(ConnectError::Duplicate { winner }) => {
                 let peers = &self.shared.peers;
-                let found = deadline.run(Stage::HelloReply, async {
-                    Ok(peers.until(|| peers.channel(winner)).await)
-                });
+                let found = deadline
+                    .run(Stage::HelloReply, async { Ok(peers.until(|| peers.channel(winner)).await) });
                 Ok(KvChannel { inner: found.await? })
             }
             other => other,
@@ -247,8 +270,8 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
 }
 
 async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<KvChannel, ConnectError> {
-    let deadline = Deadline::after(shared.config.connect_timeout);
     let offer = incoming.hello(shared.epoch).await?;
+    let deadline = offer.deadline();
     let peer = offer.hello.clone();
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
@@ -290,6 +313,8 @@ async fn establish(
     let shared = claimed.shared.clone();
     let shared = &shared;
     let (peer_epoch, connection) = (claimed.peer, claimed.connection);
+    let proto = setup::protocol(shared, &built, peer, agreed).map_err(Reject::local_error)?;
+    let peer_pool = setup::peer_pool(peer).map_err(Reject::local_error)?;
     let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
         Answer::Wait => None,
         Answer::Taken(winner) => Some(Err(ConnectError::Duplicate { winner })),
@@ -300,7 +325,7 @@ async fn establish(
     claimed.done = true;
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
-    let (driver, completions) = setup::driver(shared, built, peer, agreed, ledger, on_end)?;
+    let (driver, completions) = setup::driver(shared, built, peer, peer_pool, proto, ledger, on_end);
     let gid = |hello: &Hello| hello.qps.first().map_or([0; 16], |qp| qp.gid);
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),
@@ -352,7 +377,8 @@ impl Shared {
     }
 }
 
-/// A listening endpoint. Dropping it stops listening; channels that were accepted live on.
+/// A listening endpoint. Dropping it stops listening; channels that were accepted live on, those that were not are
+/// closed.
 #[derive(Debug)]
 pub struct KvListener {
     local: SocketAddr,
@@ -367,7 +393,10 @@ impl KvListener {
     }
 
     /// The next channel. Handshakes go on in the background, each within its deadline: a peer that sends garbage, or
-    /// nothing, costs only its own connection. Cancel safe.
+    /// nothing, costs only its own connection. 128 channels wait to be accepted; further handshakes wait for room.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses no channel.
     ///
     /// # Errors
     /// When the listening socket itself has failed.
@@ -381,4 +410,3 @@ impl Drop for KvListener {
         self.task.abort();
     }
 }
-

@@ -85,6 +85,7 @@ const FORMAT: u8 = 1;
 
 impl Grant {
     /// Grants `blocks` in that order.
+    #[cfg(test)]
     pub(crate) fn new(
         binding: Binding,
         id: u64,
@@ -101,11 +102,7 @@ impl Grant {
     }
 
     /// Grants runs of `(first block, number of blocks)`, in that order.
-    pub(crate) fn from_runs(
-        binding: Binding,
-        id: u64,
-        runs: Vec<(u32, u32)>,
-    ) -> Result<Self, GrantError> {
+    pub(crate) fn from_runs(binding: Binding, id: u64, runs: Vec<(u32, u32)>) -> Result<Self, GrantError> {
         let mut total = 0u32;
         let mut out = Vec::with_capacity(runs.len());
         for (start, len) in runs {
@@ -153,7 +150,7 @@ impl Grant {
         self.total == 0
     }
 
-    /// The blocks, in order.
+    /// The block ids in the receiver's pool, in order of position.
     pub fn blocks(&self) -> impl Iterator<Item = u32> + '_ {
         self.runs().flat_map(|(start, len)| start..start + len)
     }
@@ -163,7 +160,7 @@ impl Grant {
         self.runs.iter().map(|r| (r.start, r.len))
     }
 
-    /// The block at `position`.
+    /// The block id at `position`, in the receiver's pool; `None` beyond the end.
     pub fn block_at(&self, position: u32) -> Option<u32> {
         self.run_at(position).map(|(block, _)| block)
     }
@@ -192,7 +189,10 @@ impl Grant {
         out
     }
 
-    /// The grant of [`Grant::to_bytes`].
+    /// The grant of [`Grant::to_bytes`]. Everything is checked: the bytes may come from anywhere.
+    ///
+    /// # Errors
+    /// [`GrantError`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, GrantError> {
         let mut r = Reader::new(bytes, "grant");
         let format = r.u8().map_err(early_end)?;
@@ -364,7 +364,7 @@ mod tests {
     fn k6_hostile_counts_runs_and_numbers_are_refused() {
         let with = |tail: &[u8]| {
             let mut v = grant(&[]).to_bytes();
-            v.truncate(25);
+            v.truncate(33);
             v.extend_from_slice(tail);
             Grant::from_bytes(&v)
         };
@@ -385,7 +385,7 @@ mod tests {
 
     #[test]
     fn k6_serde_checks_what_the_codec_checks() {
-        let json = r#"{"owner":1,"bound":2,"id":3,"runs":[[4,2],[5,1]]}"#;
+        let json = r#"{"owner":1,"bound":2,"connection":5,"id":3,"runs":[[4,2],[5,1]]}"#;
         let e = serde_json::from_str::<Grant>(json).unwrap_err().to_string();
         assert!(e.contains("block 5 is granted twice"), "{e}");
         assert!(serde_json::from_str::<Grant>(&json.replace("[5,1]", "[4294967295,1]")).is_err());

@@ -40,6 +40,9 @@ pub struct Dtype {
 
 impl Dtype {
     /// `name` is, for instance, `"bf16"`.
+    ///
+    /// # Errors
+    /// [`LayoutError::Dtype`] for a name of more than 16 bytes.
     pub fn new(name: &str) -> Result<Self, LayoutError> {
         let mut bytes = [0; 16];
         match bytes.get_mut(..name.len()) {
@@ -157,7 +160,11 @@ impl From<Layout> for Raw {
 }
 
 impl Layout {
-    /// A layout with explicit strides, in bytes.
+    /// A layout with explicit strides, in bytes. Layers may be outside of blocks (`layer_stride` steps over all blocks of
+    /// a layer) or inside (`block_stride` steps over all layers of a block).
+    ///
+    /// # Errors
+    /// [`LayoutError::Zero`], [`LayoutError::Overlap`], [`LayoutError::TooLarge`].
     pub fn new(
         layers: u32,
         blocks: u32,
@@ -186,7 +193,15 @@ impl Layout {
         if !blocks_inside && !layers_inside {
             return Err(LayoutError::Overlap { layers, blocks, block_bytes, layer_stride, block_stride });
         }
-        Ok(Self { layers, blocks, block_bytes, layer_stride, block_stride, dtype: Dtype::default(), required })
+        Ok(Self {
+            layers,
+            blocks,
+            block_bytes,
+            layer_stride,
+            block_stride,
+            dtype: Dtype::default(),
+            required,
+        })
     }
 
     /// Names the element type.
@@ -196,6 +211,9 @@ impl Layout {
     }
 
     /// One layer after the other, in each one block after the other, without gaps.
+    ///
+    /// # Errors
+    /// [`LayoutError::Zero`], [`LayoutError::TooLarge`].
     pub fn contiguous(layers: u32, blocks: u32, block_bytes: u64) -> Result<Self, LayoutError> {
         let layer =
             block_bytes.checked_mul(u64::from(blocks)).ok_or(LayoutError::TooLarge { layers, blocks })?;

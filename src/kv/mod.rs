@@ -6,8 +6,28 @@
 //!   Grant       "you may write to these, once"                      Arrival      the granted blocks, full
 //! ```
 //!
-//! Data of a write flows one way: request → plan (`targets`, [`proto`]) → protocol ([`proto`], sans-io) → chains of
-//! work requests (`queues`) → provider → completions → protocol → `Landed` or `Arrival` (`driver`).
+//! A receiver takes [`Blocks`] from its pool and [grants](KvChannel::grant) them; the [`Grant`] travels to the sender,
+//! which [writes](KvChannel::write) blocks of its own to them. The write resolves to [`Landed`] when the receiver has
+//! confirmed it, and the granted blocks come out of [`KvChannel::next_arrival`]. Both ends of a channel can do both.
+//! What that means in full is in the guide: [landing](crate::guide::landing), [grants](crate::guide::grants).
+//!
+//! # Cancel safety
+//!
+//! | dropped | what happens |
+//! |---|---|
+//! | [`Write`] | the transfer is aborted; its blocks return to the pool when no device reads them; the channel goes on |
+//! | [`KvChannel::next_arrival`], [`recv_message`](KvChannel::recv_message), [`resolve`](KvChannel::resolve), [`closed`](KvChannel::closed) | nothing is lost |
+//! | [`KvChannel::send_message`] | before it has resolved, the message is not sent |
+//! | [`KvChannel::close`] | it closes all the same |
+//! | [`KvEndpoint::connect`], [`KvListener::accept`] | the attempt is given up; no channel is lost |
+//! | [`KvPool::alloc`], [`KvPool::new`] | nothing is held |
+//! | the last [`KvChannel`] | it closes in the background, within five seconds |
+//! | [`KvListener`] | stops listening; channels that were not accepted are closed |
+//!
+//! # Inside
+//!
+//! Data of a write flows one way: request → plan (`targets`, `proto`) → protocol (`proto`, sans-io) → chains of work
+//! requests (`queues`) → provider → completions → protocol → `Landed` or `Arrival` (`driver`).
 
 mod arrival;
 mod channel;

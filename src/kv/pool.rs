@@ -35,7 +35,9 @@ pub enum PoolAccess {
 #[non_exhaustive]
 pub enum PoolError {
     /// Not enough free blocks now; `KvPool::alloc` waits instead.
-    #[error("{asked} blocks were asked for, {free} of {total} are free; wait for some to come back, or make the pool larger")]
+    #[error(
+        "{asked} blocks were asked for, {free} of {total} are free; wait for some to come back, or make the pool larger"
+    )]
     Exhausted {
         /// Blocks asked for.
         asked: u64,
@@ -103,13 +105,17 @@ impl KvPool {
     /// grants.
     ///
     /// # Errors
-    /// Memory that cannot be had or registered. Cancel safe: dropping the future releases everything.
+    /// [`MemoryError`]: memory that cannot be had or registered, or no tokio runtime.
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases everything.
     pub async fn new(pd: &ProtectionDomain, layout: Layout) -> Result<Self, MemoryError> {
         let memory = Memory::anonymous(layout.required_bytes());
         Self::with_memory(pd, layout, memory, PoolAccess::Target).await
     }
 
-    /// Registers `memory` (at least [`Layout::required_bytes`]) as a pool.
+    /// Registers `memory` (at least [`Layout::required_bytes`]) as a pool: as one region, or as several where the device's
+    /// `max_mr_size` asks for it.
     ///
     /// # Errors
     /// [`MemoryError::OutOfRange`] when `memory` is shorter than the layout; else as [`KvPool::new`].
@@ -171,12 +177,16 @@ impl KvPool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Blocks that nobody holds now.
+    /// Blocks that nobody holds now: neither claims, nor grants, nor the quarantine of aborted transfers.
     pub fn free_blocks(&self) -> u32 {
         self.inner.permits.available_permits() as u32
     }
 
-    /// Takes `count` blocks, in as few contiguous runs as the pool has, or says that they are not there now.
+    /// Takes `count` blocks, from the first contiguous run that holds them all, else from several, or says that they are
+    /// not there now.
+    ///
+    /// # Errors
+    /// [`PoolError::Exhausted`] when so many are not free now; [`PoolError::TooMany`] when they never will be.
     pub fn try_alloc(&self, count: u32) -> Result<Blocks, PoolError> {
         self.check_total(count)?;
         let Ok(permit) = self.inner.permits.try_acquire_many(count) else {
@@ -190,7 +200,14 @@ impl KvPool {
         Ok(self.take_first_fit(count))
     }
 
-    /// Takes `count` blocks, waiting for them in turn. Cancel safe: a dropped wait holds nothing.
+    /// Takes `count` blocks as [`KvPool::try_alloc`] does, waiting for them in turn: nobody who came later is served
+    /// before.
+    ///
+    /// # Errors
+    /// [`PoolError::TooMany`] at once, when the pool will never have so many.
+    ///
+    /// # Cancel safety
+    /// A dropped wait holds nothing.
     pub async fn alloc(&self, count: u32) -> Result<Blocks, PoolError> {
         self.check_total(count)?;
         // The semaphore is never closed, so the only outcome is the permit.
@@ -201,6 +218,10 @@ impl KvPool {
     }
 
     /// Claims exactly these blocks, in this order: for engines that have a block allocator of their own.
+    ///
+    /// # Errors
+    /// All or nothing: [`PoolError::OutOfRange`], [`PoolError::InUse`] (also for an id that is named twice), and
+    /// [`PoolError::Exhausted`] when the blocks are promised to somebody who waits in [`KvPool::alloc`].
     pub fn claim(&self, ids: &[u32]) -> Result<Blocks, PoolError> {
         let total = self.inner.layout.blocks();
         let count = u32::try_from(ids.len())
@@ -276,15 +297,17 @@ impl KvPool {
                 limit: layout.layers().into(),
             });
         }
-        let end = at.checked_add(len).unwrap_or(u64::MAX);
+        let end = at.saturating_add(len);
         if end > layout.block_bytes() {
             return Err(PoolError::OutOfRange { what: "byte", index: end, limit: layout.block_bytes() });
         }
         match layout.offset(layer, block) {
             Some(offset) => Ok(offset + at),
-            None => {
-                Err(PoolError::OutOfRange { what: "block", index: block.into(), limit: layout.blocks().into() })
-            }
+            None => Err(PoolError::OutOfRange {
+                what: "block",
+                index: block.into(),
+                limit: layout.blocks().into(),
+            }),
         }
     }
 }
@@ -348,14 +371,19 @@ impl Blocks {
     }
 
     /// The block id at a position.
+    ///
+    /// # Errors
+    /// [`PoolError::OutOfRange`].
     pub fn id(&self, position: u32) -> Result<u32, PoolError> {
         // `ends` is sorted: the first run that ends behind the position holds it.
         let run = self.ends.partition_point(|&end| end <= position);
         match self.runs.get(run) {
             Some(&(start, len)) => Ok(start + (position - (self.ends[run] - len))),
-            None => {
-                Err(PoolError::OutOfRange { what: "position", index: position.into(), limit: self.len.into() })
-            }
+            None => Err(PoolError::OutOfRange {
+                what: "position",
+                index: position.into(),
+                limit: self.len.into(),
+            }),
         }
     }
 
@@ -364,27 +392,39 @@ impl Blocks {
     }
 
     /// Copies `bytes` into the block at `position`, in `layer`, from byte `at` of the block on.
+    ///
+    /// # Errors
+    /// [`PoolError::OutOfRange`], with nothing copied, when a number is beyond the claim, the layout or the block.
     pub fn copy_in(&mut self, layer: u32, position: u32, at: u64, bytes: &[u8]) -> Result<(), PoolError> {
         let mut offset = self.locate(layer, position, at, bytes.len() as u64)?;
         let mut rest = bytes;
         while !rest.is_empty() {
             let (region, within, room) = self.piece(offset);
             let (now, later) = rest.split_at(rest.len().min(room));
-            region.slice(within..within + now.len() as u64).and_then(|s| s.copy_in(0, now)).map_err(out_of_region)?;
+            region
+                .slice(within..within + now.len() as u64)
+                .and_then(|s| s.copy_in(0, now))
+                .map_err(out_of_region)?;
             offset += now.len() as u64;
             rest = later;
         }
         Ok(())
     }
 
-    /// Copies out of the block at `position`, in `layer`, from byte `at` of the block on.
+    /// Copies out of the block at `position`, in `layer`, from byte `at` of the block on; as many bytes as `bytes` has.
+    ///
+    /// # Errors
+    /// [`PoolError::OutOfRange`], with nothing copied.
     pub fn copy_out(&self, layer: u32, position: u32, at: u64, bytes: &mut [u8]) -> Result<(), PoolError> {
         let mut offset = self.locate(layer, position, at, bytes.len() as u64)?;
         let mut rest = bytes;
         while !rest.is_empty() {
             let (region, within, room) = self.piece(offset);
             let (now, later) = rest.split_at_mut(rest.len().min(room));
-            region.slice(within..within + now.len() as u64).and_then(|s| s.copy_out(0, now)).map_err(out_of_region)?;
+            region
+                .slice(within..within + now.len() as u64)
+                .and_then(|s| s.copy_out(0, now))
+                .map_err(out_of_region)?;
             offset += now.len() as u64;
             rest = later;
         }
@@ -392,6 +432,9 @@ impl Blocks {
     }
 
     /// The [`checksum`](crate::memory::checksum) of the block at `position`, in `layer`.
+    ///
+    /// # Errors
+    /// [`PoolError::OutOfRange`].
     pub fn checksum(&self, layer: u32, position: u32) -> Result<u64, PoolError> {
         let size = self.pool.layout().block_bytes();
         let mut offset = self.locate(layer, position, 0, size)?;
@@ -407,7 +450,7 @@ impl Blocks {
         Ok(sum.finish())
     }
 
-    /// Keeps the first `len` positions; the others return to the pool.
+    /// Keeps the first `len` positions; the others return to the pool. Does nothing when there are no more than that.
     pub fn truncate(&mut self, len: u32) {
         if len >= self.len {
             return;
@@ -430,8 +473,11 @@ impl Blocks {
 
     /// Writes the block at `position`, in `layer`, to a descriptor, straight from the registered memory.
     ///
+    /// Blocks where the descriptor blocks: use `spawn_blocking` for files.
+    ///
     /// # Errors
-    /// The system's error. Blocking where the descriptor blocks: use `spawn_blocking` for files.
+    /// The system's error, after which a part may have been written; one of kind `Other` with a [`PoolError`] inside when
+    /// there is no such block.
     pub fn write_to(&self, layer: u32, position: u32, fd: BorrowedFd<'_>) -> std::io::Result<()> {
         let size = self.pool.layout().block_bytes();
         let mut offset = self.locate(layer, position, 0, size).map_err(std::io::Error::other)?;
@@ -517,7 +563,8 @@ impl FreeRuns {
         let mut out = Vec::new();
         let mut left = count;
         while left > 0 {
-            let Some((s, l)) = fit.map(|s| (s, count)).or_else(|| self.0.first_key_value().map(|(&s, &l)| (s, l)))
+            let Some((s, l)) =
+                fit.map(|s| (s, count)).or_else(|| self.0.first_key_value().map(|(&s, &l)| (s, l)))
             else {
                 unreachable!("permits promise that {left} more blocks are free");
             };

@@ -63,7 +63,6 @@ impl QueueSizes {
 pub(crate) struct Queue {
     /// `None` once it has been destroyed.
     qp: Option<provider::Qp>,
-    qp_num: u32,
     generation: u32,
     sq: SendQueue<Posted>,
     pending: Vec<Pending>,
@@ -89,14 +88,15 @@ impl Queue {
     ) -> Result<Self, QpError> {
         let mut buffers = |count: u32| -> Vec<Slice<Local>> {
             (0..count)
-                .map(|_| memory.split_to(sizes.control_bytes as u64).expect("the caller gives buffer_bytes()"))
+                .map(|_| {
+                    memory.split_to(sizes.control_bytes as u64).expect("the caller gives buffer_bytes()")
+                })
                 .collect()
         };
         let (recv, send) = (buffers(sizes.recv_depth), buffers(sizes.send_depth));
         let qp_num = qp.qp_num();
         let mut this = Self {
             qp: Some(qp),
-            qp_num,
             generation: next_qp_generation(),
             sq: SendQueue::new(sizes.send_depth, ordered, all_signaled),
             pending: Vec::with_capacity(sizes.send_depth as usize),

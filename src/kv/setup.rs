@@ -11,11 +11,12 @@ use super::proto::{self, Connection, Ledger, Part, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject, random_u64,
+    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject, path_mtu,
 };
 use crate::device::Capabilities;
 use crate::memory::{Memory, Prefault};
 use crate::provider::{self, QpConnect};
+use crate::random::random_u64;
 
 /// The transport's name in the hello: both sides must use the same.
 const TRANSPORT: &str = "soft-tcp";
@@ -63,7 +64,8 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
         transport: TRANSPORT.to_owned(),
         connection_id,
         qps: built.queues.iter().filter_map(Queue::qp).map(provider::Qp::address).collect(),
-        mtu: caps.active_mtu,
+        // A device may report an MTU that is no path MTU (Ethernet's).
+        mtu: path_mtu(caps.active_mtu, caps.active_mtu).unwrap_or(caps.active_mtu),
         rd_atomic: caps.max_rd_atomic,
         caps: HelloCaps { ordered: caps.ordered, immediate: caps.immediate, max_msg: caps.max_msg_size },
         credits: Credits { data: built.config.data_credits, control: built.config.control_credits },
@@ -134,16 +136,14 @@ pub(super) fn peer_pool(peer: &Hello) -> Result<PeerPool, Reject> {
     Ok(PeerPool { layout, seams })
 }
 
-/// A connected channel's driver. Its task is not started yet.
-pub(super) fn driver(
-    shared: &Arc<Shared>,
-    built: Built,
+/// What the protocol is told, checked: the peer's numbers are its own.
+pub(super) fn protocol(
+    shared: &Shared,
+    built: &Built,
     peer: &Hello,
     agreed: &Agreed,
-    ledger: Ledger,
-    on_end: OnEnd,
-) -> Result<(Arc<KvDriver>, provider::Channel), ConnectError> {
-    let Built { queues, cq, channel, config } = built;
+) -> Result<proto::Config, Reject> {
+    let config = &built.config;
     let proto = proto::Config {
         qps: agreed.qps,
         notify: match agreed.notify {
@@ -162,10 +162,26 @@ pub(super) fn driver(
         peer_timeout: config.peer_timeout,
         abort_grace: config.abort_grace,
     };
-    let peer_pool = peer_pool(peer).map_err(Reject::local_error)?;
+    match proto.check() {
+        Ok(()) => Ok(proto),
+        Err(error) => Err(Reject::Unsupported { what: error.to_string() }),
+    }
+}
+
+/// A connected channel's driver. Its task is not started yet.
+pub(super) fn driver(
+    shared: &Arc<Shared>,
+    built: Built,
+    peer: &Hello,
+    peer_pool: PeerPool,
+    proto: proto::Config,
+    ledger: Ledger,
+    on_end: OnEnd,
+) -> (Arc<KvDriver>, provider::Channel) {
+    let Built { queues, cq, channel, config } = built;
     let doubts = ledger.in_doubt().map(TransferId).collect();
-    let conn = Connection::new(proto, ledger, Instant::now())
-        .map_err(|e| Reject::Malformed { what: e.to_string() }.local_error())?;
+    // `protocol` has checked the configuration, and a ledger is kept by the two epochs.
+    let conn = Connection::new(proto, ledger, Instant::now()).expect("a checked configuration");
     let parts = Parts {
         conn,
         cq,
@@ -180,7 +196,7 @@ pub(super) fn driver(
         peer_epoch: peer.epoch,
         on_end,
     };
-    Ok((Arc::new(KvDriver::new(parts, shared.runtime.clone())), channel))
+    (Arc::new(KvDriver::new(parts, shared.runtime.clone())), channel)
 }
 
 pub(super) fn new_id() -> Result<u64, ConnectError> {

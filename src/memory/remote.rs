@@ -43,7 +43,8 @@ impl Access {
     }
 }
 
-/// An exposed region as its owner describes it to a peer.
+/// An exposed region as its owner describes it to a peer. Whoever has it, and a queue pair in the region's protection
+/// domain, can do what the region's [`Access`] allows: it is a capability, not a secret kept by the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RemoteRegion {
     /// Virtual address of its first byte, in the owner's process.
@@ -67,6 +68,9 @@ pub struct RemoteSlice {
 
 impl RemoteRegion {
     /// `len` bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`].
     pub fn slice(&self, offset: u64, len: u64) -> Result<RemoteSlice, MemoryError> {
         let addr = range(self.addr, self.len, offset, len)?;
         Ok(RemoteSlice { addr, len, rkey: self.rkey })
@@ -80,6 +84,9 @@ impl RemoteRegion {
 
 impl RemoteSlice {
     /// `len` bytes from `offset` of this range on.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`].
     pub fn slice(&self, offset: u64, len: u64) -> Result<RemoteSlice, MemoryError> {
         let addr = range(self.addr, self.len, offset, len)?;
         Ok(RemoteSlice { addr, len, rkey: self.rkey })

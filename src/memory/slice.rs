@@ -13,12 +13,46 @@ use std::sync::{Arc, PoisonError};
 use super::checksum::Checksum;
 use super::{Exposed, Kind, Local, MrInner};
 use crate::error::MemoryError;
+use crate::provider;
 
 /// A copy holds the mapping's copy lock for at most this many bytes at a time. A multiple of the checksum's stripe.
 const PIECE: usize = 16 << 10;
 
 /// A range of a [`Region`](super::Region). A `Slice<Local>` is exclusive and is a `[u8]`; a `Slice<Exposed>` copies
 /// in and out.
+///
+/// The bytes of an exposed region are no `[u8]` in safe code, since a peer may write them at any time. Its slices cannot
+/// be indexed,
+///
+/// ```compile_fail,E0608
+/// # use landfall::memory::{Exposed, Slice};
+/// fn f(slice: &Slice<Exposed>) -> u8 {
+///     slice[0]
+/// }
+/// ```
+///
+/// or dereferenced:
+///
+/// ```compile_fail,E0614
+/// # use landfall::memory::{Exposed, Slice};
+/// fn f(slice: &Slice<Exposed>) -> &[u8] {
+///     &**slice
+/// }
+/// ```
+///
+/// Two halves of a local slice are disjoint, and can be in two operations at once:
+///
+/// ```
+/// # use landfall::{device::Device, memory::Memory};
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let pd = Device::open("soft-default")?.alloc_pd()?;
+/// let mut whole = pd.register_local(Memory::anonymous(8192)).await?.into_slice();
+/// let mut head = whole.split_to(4096)?;
+/// (head[0], whole[0]) = (1, 2);
+/// let whole = head.unsplit(whole).expect("neighbours");
+/// assert_eq!((whole[0], whole[4096]), (1, 2));
+/// # Ok(()) }
+/// ```
 pub struct Slice<K: Kind> {
     mr: Arc<MrInner>,
     /// From the start of the region.
@@ -57,7 +91,6 @@ impl<K: Kind> Slice<K> {
         self.offset
     }
 
-    #[allow(dead_code)] // Consumer: the ring.
     pub(crate) fn sge(&self) -> SliceSge {
         SliceSge { addr: self.addr(), len: self.len, lkey: self.mr.lkey() }
     }
@@ -86,6 +119,9 @@ impl<K: Kind> fmt::Debug for Slice<K> {
 
 impl Slice<Local> {
     /// Splits off the first `at` bytes; `self` keeps the rest.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`] when there are fewer, with `self` as it was.
     pub fn split_to(&mut self, at: u64) -> Result<Self, MemoryError> {
         self.check(at, 0)?;
         let head = Self::new(self.mr.clone(), self.offset, at);
@@ -95,6 +131,9 @@ impl Slice<Local> {
     }
 
     /// Splits off what follows the first `at` bytes; `self` keeps those.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`] when there are fewer, with `self` as it was.
     pub fn split_off(&mut self, at: u64) -> Result<Self, MemoryError> {
         self.check(at, 0)?;
         let tail = Self::new(self.mr.clone(), self.offset + at, self.len - at);
@@ -102,7 +141,10 @@ impl Slice<Local> {
         Ok(tail)
     }
 
-    /// Joins `self` and `next` when `next` starts where `self` ends, in the same region. Gives both back otherwise.
+    /// Joins `self` and `next` when `next` starts where `self` ends, in the same region.
+    ///
+    /// # Errors
+    /// Both, as they were, when they are not neighbours in that order.
     pub fn unsplit(self, next: Self) -> Result<Self, (Self, Self)> {
         if !Arc::ptr_eq(&self.mr, &next.mr) || self.offset + self.len != next.offset {
             return Err((self, next));
@@ -132,6 +174,11 @@ impl DerefMut for Slice<Local> {
 
 impl Slice<Exposed> {
     /// Copies `src` to the bytes from `at` on.
+    ///
+    /// Copies of this process do not tear each other within 16 KiB; a peer's writes may fall in between.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], with nothing copied.
     pub fn copy_in(&self, at: u64, src: &[u8]) -> Result<(), MemoryError> {
         self.check(at, src.len() as u64)?;
         let mut to = self.ptr().wrapping_add(at as usize);
@@ -146,7 +193,10 @@ impl Slice<Exposed> {
         Ok(())
     }
 
-    /// Copies the bytes from `at` on to `dst`.
+    /// Copies the bytes from `at` on to `dst`, as many as `dst` has.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfRange`], with nothing copied.
     pub fn copy_out(&self, at: u64, dst: &mut [u8]) -> Result<(), MemoryError> {
         self.check(at, dst.len() as u64)?;
         let mut from = self.ptr().cast_const().wrapping_add(at as usize);
@@ -179,8 +229,10 @@ impl Slice<Exposed> {
         }
     }
 
-    /// Writes all of its bytes to `fd`, straight from the region. Blocks as `write(2)` does; an error may leave a
-    /// part written.
+    /// Writes all of its bytes to `fd`, straight from the region. Blocks as `write(2)` does.
+    ///
+    /// # Errors
+    /// The system's, after which a part may have been written: `WouldBlock` too, on a descriptor that does not block.
     pub fn write_to_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let mut done = 0;
         while done < self.len {
@@ -247,6 +299,14 @@ impl AnySlice {
         match self {
             Self::Local(_) => None,
             Self::Exposed(s) => Some(s),
+        }
+    }
+
+    /// Whether it is registered in `pd`.
+    pub(crate) fn is_of(&self, pd: &provider::Pd) -> bool {
+        match self {
+            Self::Local(s) => s.mr.pd.is_same(pd),
+            Self::Exposed(s) => s.mr.pd.is_same(pd),
         }
     }
 

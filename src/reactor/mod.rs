@@ -22,8 +22,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::io::Interest;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Sleep;
@@ -144,7 +144,9 @@ async fn run(io: AsyncFd<ChannelFd>, nudge: Arc<Notify>, mut driven: Driven) {
         let mut sleep = Sleeper {
             io: &io,
             nudged: std::pin::pin!(nudge.notified()),
-            timeout: std::pin::pin!(driven.drive.next_timeout().map(|at| tokio::time::sleep_until(at.into()))),
+            timeout: std::pin::pin!(
+                driven.drive.next_timeout().map(|at| tokio::time::sleep_until(at.into()))
+            ),
         };
         match std::future::poll_fn(|cx| sleep.poll(cx)).await {
             Ok(None) => {}

@@ -41,8 +41,10 @@ impl<'a> Batch<'a> {
         self.ops.is_empty()
     }
 
-    /// Adds an operation, if it is allowed and there is room for it. Otherwise it comes back, with
-    /// [`OpError::Full`] when it can be tried again; the others of the batch are not affected.
+    /// Adds an operation, if it is allowed and there is room for it. The others of the batch are not affected.
+    ///
+    /// # Errors
+    /// [`Rejected`] with the operation: [`OpError::Full`] when it can be tried again, else why it is not possible.
     #[allow(clippy::result_large_err)] // The operation comes back by value: no allocation.
     pub fn push(&mut self, op: Op) -> Result<(), Rejected> {
         match self.admit(&op) {
@@ -60,7 +62,11 @@ impl<'a> Batch<'a> {
     /// It fails with [`OpError::Full`] of the `"completion"` queue when as many completions as the completion queue
     /// has entries wait to be taken with `next()`: it does not wait for the caller's own reaping.
     ///
-    /// Cancel safety: a call that is dropped while it waits has not submitted its operation, whose buffer is dropped.
+    /// # Errors
+    /// [`Rejected`] with the operation. The failure of a queue pair while this waits is told by the operation's completion.
+    ///
+    /// # Cancel safety
+    /// A call that is dropped while it waits has not submitted its operation, whose buffer is dropped.
     pub async fn push_wait(&mut self, op: Op) -> Result<(), Rejected> {
         let op = match self.push(op) {
             Ok(()) => {
@@ -76,7 +82,7 @@ impl<'a> Batch<'a> {
             Err(rejected) => return Err(rejected),
         };
         self.submit_pushed();
-        let wr = match op.check(self.qp.pd.device().capabilities()) {
+        let wr = match op.check(&self.qp.pd) {
             Ok(wr) => wr,
             Err(error) => return Err(Rejected { error, op }),
         };
@@ -112,7 +118,7 @@ impl<'a> Batch<'a> {
     }
 
     fn admit(&self, op: &Op) -> Result<Wr, OpError> {
-        let wr = op.check(self.qp.pd.device().capabilities())?;
+        let wr = op.check(&self.qp.pd)?;
         let recv = op.is_recv();
         self.qp.check_connected(recv)?;
         let side = self.qp.side(recv);
@@ -155,7 +161,11 @@ struct Queued<'a> {
 impl Queued<'_> {
     async fn posted(self) {
         poll_fn(|cx| {
-            if self.side.cq.ring.lock().poll_posted(self.key, cx.waker()) { Poll::Ready(()) } else { Poll::Pending }
+            if self.side.cq.ring.lock().poll_posted(self.key, cx.waker()) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }

@@ -4,10 +4,10 @@
 //! fires, a buffer drops or a queue pair posts. `ring` protects the state and is held for a batch of completions, or
 //! for one submission. `poller` before `ring`; neither across an await.
 
+use std::fmt;
 use std::io;
-use std::sync::OnceLock;
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,6 @@ const BATCH: usize = 64;
 /// Batches of one slice; then the driver yields (R9).
 const BATCHES: usize = 4;
 
-#[derive(Debug)]
 pub(crate) struct CqCore {
     pub(crate) ring: Mutex<Ring<Arc<QpCore>, AnySlice>>,
     poller: Mutex<Poller>,
@@ -44,7 +43,13 @@ pub(crate) struct CqCore {
     drained: Gate,
 }
 
-#[derive(Debug)]
+/// Short: its queue pairs know it, and it knows them.
+impl fmt::Debug for CqCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
+}
+
 struct Poller {
     cqes: Box<[Cqe]>,
     fx: Fx,
@@ -58,7 +63,10 @@ impl CqCore {
         let cq = channel.create_cq(capacity)?;
         let this = Arc::new(Self {
             ring: Mutex::new(Ring::new(capacity)),
-            poller: Mutex::new(Poller { cqes: vec![Cqe::default(); BATCH].into_boxed_slice(), fx: Fx::default() }),
+            poller: Mutex::new(Poller {
+                cqes: vec![Cqe::default(); BATCH].into_boxed_slice(),
+                fx: Fx::default(),
+            }),
             closing: Mutex::new(Vec::new()),
             has_closing: AtomicBool::new(false),
             cq,
@@ -104,7 +112,7 @@ impl CqCore {
         self.drained.wait().await;
     }
 
-    pub(super) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
+    pub(crate) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
         self.closing.lock().push((until, qp));
         self.has_closing.store(true, Ordering::Release);
     }
@@ -124,7 +132,10 @@ impl CqCore {
         let overdue: Vec<Arc<QpCore>> =
             self.closing.lock().iter().filter(|(at, _)| *at <= now).map(|(_, qp)| qp.clone()).collect();
         for qp in overdue {
-            tracing::warn!(qp_num = qp.tie.qp_num, "a closing queue pair did not drain in time: destroyed as it is");
+            tracing::warn!(
+                qp_num = qp.tie.qp_num,
+                "a closing queue pair did not drain in time: destroyed as it is"
+            );
             qp.kill(None);
         }
     }
@@ -148,7 +159,7 @@ impl CqCore {
         settle(&mut fx);
         // Give the vectors back, so that steady state allocates nothing.
         if let Some(mut poller) = self.poller.try_lock()
-            && poller.fx.wakers.capacity() == 0
+            && poller.fx.is_empty()
         {
             poller.fx = fx;
         }
@@ -243,6 +254,7 @@ impl CqCore {
                 self.slice(poller, false);
             }
             if done() {
+                self.rearm();
                 return true;
             }
             if Instant::now() >= until {
@@ -254,6 +266,14 @@ impl CqCore {
             self.nudge();
         }
         done()
+    }
+
+    /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (On a device that
+    /// raised an event, which wakes it.)
+    fn rearm(&self) {
+        if !matches!(self.cq.arm(), Ok(Armed::Armed)) {
+            self.nudge();
+        }
     }
 
     // Tagged completions.

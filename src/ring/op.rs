@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::slots::{Wr, WrKind};
-use crate::device::Capabilities;
+use crate::device::ProtectionDomain;
 use crate::error::OpError;
 use crate::memory::{AnySlice, RemoteSlice};
 use crate::provider::{SendOp, Sge};
@@ -89,18 +89,32 @@ impl Op {
     }
 
     /// The work request, when the operation is one that this device and these ranges allow.
-    pub(super) fn check(&self, caps: &Capabilities) -> Result<Wr, OpError> {
+    pub(super) fn check(&self, pd: &ProtectionDomain) -> Result<Wr, OpError> {
+        let caps = pd.device().capabilities();
+        if self.buf.as_ref().is_some_and(|buf| !buf.is_of(pd.provider())) {
+            return Err(OpError::ForeignBuffer);
+        }
         let sge = self.buf.as_ref().map(AnySlice::sge);
         let have = sge.map_or(0, |s| s.len);
         let len = match self.kind {
             OpKind::Read(from) => {
                 if from.len > have {
-                    return Err(refused("a READ into a buffer", from.len, have, "give a buffer as long as the source"));
+                    return Err(refused(
+                        "a READ into a buffer",
+                        from.len,
+                        have,
+                        "give a buffer as long as the source",
+                    ));
                 }
                 from.len
             }
             OpKind::Write(to) if have > to.len => {
-                return Err(refused("a WRITE to a remote range", have, to.len, "write at most the range's length"));
+                return Err(refused(
+                    "a WRITE to a remote range",
+                    have,
+                    to.len,
+                    "write at most the range's length",
+                ));
             }
             // A receive buffer may be longer than any message.
             OpKind::Recv => have.min(caps.max_msg_size),
@@ -109,15 +123,30 @@ impl Op {
         if let OpKind::Read(at) | OpKind::Write(at) = self.kind
             && at.addr.checked_add(at.len).is_none()
         {
-            return Err(refused("a remote range's length", at.len, u64::MAX - at.addr, "the range is not the peer's"));
+            return Err(refused(
+                "a remote range's length",
+                at.len,
+                u64::MAX - at.addr,
+                "the range is not the peer's",
+            ));
         }
         let limit = caps.max_msg_size.min(u64::from(u32::MAX));
         if len > limit {
-            return Err(refused("the bytes of a message", len, limit, "split it, see Capabilities::max_msg_size"));
+            return Err(refused(
+                "the bytes of a message",
+                len,
+                limit,
+                "split it, see Capabilities::max_msg_size",
+            ));
         }
         if self.imm.is_some() {
             if !matches!(self.kind, OpKind::Send | OpKind::Write(_)) {
-                return Err(refused("an immediate with a READ or a receive", 1, 0, "only SEND and WRITE carry one"));
+                return Err(refused(
+                    "an immediate with a READ or a receive",
+                    1,
+                    0,
+                    "only SEND and WRITE carry one",
+                ));
             }
             if !caps.immediate {
                 return Err(refused("an immediate", 1, 0, "this device has none: WRITE, then SEND"));
@@ -130,7 +159,12 @@ impl Op {
             OpKind::Write(to) => WrKind::Send(SendOp::Write { remote_addr: to.addr, rkey: to.rkey, imm }),
             OpKind::Read(from) => {
                 if caps.max_rd_atomic == 0 {
-                    return Err(refused("outstanding READs", 1, 0, "this device has no READ: let the peer WRITE"));
+                    return Err(refused(
+                        "outstanding READs",
+                        1,
+                        0,
+                        "this device has no READ: let the peer WRITE",
+                    ));
                 }
                 WrKind::Send(SendOp::Read { remote_addr: from.addr, rkey: from.rkey })
             }
@@ -144,9 +178,10 @@ fn refused(what: &'static str, asked: u64, limit: u64, fix: &'static str) -> OpE
     OpError::Refused { what, asked, limit, fix }
 }
 
-/// An operation that was not accepted, given back with the reason.
+/// An operation that was not accepted, given back with the reason (in [`source()`](std::error::Error::source) and in
+/// `error`).
 #[derive(Debug, thiserror::Error)]
-#[error("{error}")]
+#[error("the operation was not accepted")]
 pub struct Rejected {
     /// Why.
     #[source]

@@ -5,14 +5,15 @@
 //!
 //! Locks, in the order in which they may be held: a side's `post` (send before receive), `qp`, a ring.
 
+use std::fmt;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::cq_core::{CqCore, Fx};
-use super::gate::Gate;
 use super::buffer::Buffer;
+use super::cq_core::{CqCore, Fx};
 use super::future::OpFuture;
+use super::gate::Gate;
 use super::op::{Op, Rejected};
 use super::slots::{Owner, Wr, WrKind};
 use super::state::{HalfId, Submitted, Tie};
@@ -26,7 +27,6 @@ use crate::sync::{Arc, Mutex};
 /// How long a closing queue pair may take to flush before it is destroyed as it is.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
-#[derive(Debug)]
 pub(crate) struct QpCore {
     qp: RwLock<Option<provider::Qp>>,
     pub(crate) tie: Arc<Tie>,
@@ -42,8 +42,14 @@ pub(crate) struct QpCore {
     pub(super) spare: Mutex<Vec<(Op, Wr)>>,
 }
 
+/// Short: its completion queues know it, and it knows them.
+impl fmt::Debug for QpCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair").field("qp_num", &self.tie.qp_num).finish_non_exhaustive()
+    }
+}
+
 /// One side: where its completions go.
-#[derive(Debug)]
 pub(crate) struct Side {
     pub(crate) cq: Arc<CqCore>,
     pub(crate) half: HalfId,
@@ -57,7 +63,7 @@ impl Side {
 }
 
 /// The work requests of one doorbell. Reused.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Post {
     sends: WrChain,
     recvs: Vec<RecvWr>,
@@ -123,7 +129,12 @@ impl QpCore {
     // Posting.
 
     /// Submits one operation. `Ok` also when it is queued, or when the post failed: then its slot says so.
-    pub(super) fn submit(&self, wr: Wr, owner: Owner, buf: Option<AnySlice>) -> Result<Key, (OpError, Option<AnySlice>)> {
+    pub(crate) fn submit(
+        &self,
+        wr: Wr,
+        owner: Owner,
+        buf: Option<AnySlice>,
+    ) -> Result<Key, (OpError, Option<AnySlice>)> {
         let recv = matches!(wr.kind, WrKind::Recv);
         if let Err(error) = self.check_connected(recv) {
             return Err((error, buf));
@@ -146,7 +157,7 @@ impl QpCore {
 
     /// Submits an operation that a future waits for.
     pub(crate) fn submit_future<B: Buffer>(&self, op: Op) -> OpFuture<B> {
-        let checked = op.check(self.pd.device().capabilities());
+        let checked = op.check(&self.pd);
         let recv = op.is_recv();
         let (buf, _) = op.into_parts();
         let submitted = match checked {
@@ -164,7 +175,7 @@ impl QpCore {
     pub(crate) fn try_submit(&self, op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
         let recv = op.is_recv();
         let side = self.side(recv);
-        let admitted = op.check(self.pd.device().capabilities()).and_then(|_| self.check_connected(recv)).and_then(|()| {
+        let admitted = op.check(&self.pd).and_then(|_| self.check_connected(recv)).and_then(|()| {
             let ring = side.cq.ring.lock();
             ring.check_open(&self.tie)?;
             if ring.room(side.half) == 0 {

@@ -151,7 +151,9 @@ impl<T: Copy> SendQueue<T> {
     }
 
     fn is_live(&self, key: Key) -> bool {
-        self.entries.get(key.index as usize).is_some_and(|e| e.token.is_some() && e.generation == key.generation)
+        self.entries
+            .get(key.index as usize)
+            .is_some_and(|e| e.token.is_some() && e.generation == key.generation)
     }
 
     /// The index of the entry `n` behind the head.

@@ -81,11 +81,18 @@ impl<B> Slots<B> {
     }
 
     /// Takes a free slot. Gives the buffer back when 2^22 operations are outstanding or not taken.
-    pub(super) fn insert(&mut self, half: u32, wr: Wr, owner: Owner, buf: Option<B>) -> Result<Key, Option<B>> {
+    pub(super) fn insert(
+        &mut self,
+        half: u32,
+        wr: Wr,
+        owner: Owner,
+        buf: Option<B>,
+    ) -> Result<Key, Option<B>> {
         let index = self.free;
         if let Some(slot) = self.slots.get_mut(index as usize) {
             self.free = slot.next;
-            *slot = Slot { generation: slot.generation, half, next: NIL, wr, buf, owner, phase: Phase::Queued };
+            *slot =
+                Slot { generation: slot.generation, half, next: NIL, wr, buf, owner, phase: Phase::Queued };
             return Ok(Key { index, generation: slot.generation });
         }
         let index = self.slots.len() as u32;

@@ -19,6 +19,19 @@ impl std::fmt::Display for TransferId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token(pub(crate) u64);
 
+impl Token {
+    pub(super) const CONTROL: Self = Self(0);
+
+    pub(super) fn data(transfer: u64) -> Self {
+        Self(transfer << 1 | 1)
+    }
+
+    /// The transfer whose data or notification this is; `None` for control.
+    pub(crate) fn transfer(self) -> Option<TransferId> {
+        (self.0 & 1 == 1).then_some(TransferId(self.0 >> 1))
+    }
+}
+
 /// What the sender knows of a grant. The blocks that it covers are in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantRef {
@@ -103,47 +116,81 @@ pub(crate) enum MessageRefused {
 
 /// What the peer did wrong. The connection ends with it; nothing else does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProtocolViolation {
-    #[error(transparent)]
-    Malformed(#[from] Malformed),
+    /// A message that does not decode.
+    #[error("malformed {what} at byte {at}")]
+    Malformed {
+        /// The kind of message.
+        what: &'static str,
+        /// Where.
+        at: usize,
+    },
+    /// A message of another life of the peer.
     #[error("a message of epoch {got:#x} on a connection with {expected:#x}")]
-    Epoch { got: u64, expected: u64 },
+    Epoch {
+        /// The epoch in the message.
+        got: u64,
+        /// The epoch of the handshake.
+        expected: u64,
+    },
+    /// A message that has no place where it came.
     #[error("the peer broke the protocol: {0}")]
     Rule(&'static str),
 }
 
+impl From<Malformed> for ProtocolViolation {
+    fn from(Malformed { what, at }: Malformed) -> Self {
+        Self::Malformed { what, at }
+    }
+}
+
 /// Why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Cause {
+    /// Silence for longer than `peer_timeout` (K5).
     #[error("nothing was heard of the peer within peer_timeout: it is dead, frozen or unreachable")]
     PeerLost,
+    /// The device failed a work request.
     #[error("a work request failed")]
     Transport,
+    /// An aborted transfer did not come to rest in time.
     #[error(
         "posted work did not drain within abort_grace; the queue pairs are killed to give the buffers back"
     )]
     AbortStuck,
+    /// A graceful close did not finish in time.
     #[error("closing did not finish by its deadline")]
     CloseTimeout,
+    /// The peer broke the protocol.
     #[error(transparent)]
     Violation(#[from] ProtocolViolation),
+    /// A graceful end.
     #[error("closed by both sides")]
     Closed,
+    /// This side ended it at once.
     #[error("ended locally")]
     Local,
 }
 
 /// Why a transfer was not delivered, or is in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Reason {
+    /// Its future was dropped.
     #[error("cancelled by the sender")]
     Cancelled,
+    /// Its deadline passed.
     #[error("its deadline passed")]
     Deadline,
+    /// The receiver took the grant back.
     #[error("the receiver revoked the grant")]
     Revoked,
+    /// The connection ended under it.
     #[error("the connection was lost: {0}")]
     Lost(Cause),
+    /// The peer that knew has restarted.
     #[error("the peer restarted")]
     PeerRestarted,
 }
@@ -161,8 +208,11 @@ pub(crate) enum Outcome {
 
 /// What a reconnect has found out about a transfer that was in doubt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Resolution {
+    /// It was delivered, once.
     Landed,
+    /// It was not delivered, and never will be.
     NotDelivered,
     /// The peer that knew has restarted: it stays in doubt for ever.
     Unknown,
@@ -225,8 +275,9 @@ pub(crate) enum Event {
     /// The peer is closing: it starts no more transfers, and accepts none of ours.
     PeerClosed,
     /// The connection is over. Put the queue pairs in the error state, report every flushed work request by
-    /// `handle_sent`, destroy the queue pairs, then call `fenced`.
+    /// `handle_sent`, destroy the queue pairs, then call `fenced`. Once a connection, also if the caller said so itself.
     Lost(Cause),
-    /// Both sides have closed and nothing is outstanding. The queue pairs can be destroyed.
+    /// Both sides have closed and nothing is outstanding. The queue pairs can be destroyed; grants that are still open
+    /// can never be used.
     Closed,
 }

@@ -278,9 +278,9 @@ mod tests {
         out.on_acked(64).expect("sent");
         assert_eq!(cut(&mut out, 256).len(), 44);
         assert!(out.is_empty());
-        assert!(matches!(out.send(vec![0; MAX_MESSAGE + 1]), Err(MessageRefused::TooLong { .. })));
+        assert!(matches!(out.send(vec![0; MAX_MESSAGE + 1]), Err((MessageRefused::TooLong { .. }, _))));
         out.send(vec![0; MAX_MESSAGE]).expect("fits");
         out.send(vec![0; MAX_MESSAGE]).expect("fits");
-        assert!(matches!(out.send(vec![0; 1]), Err(MessageRefused::Full { .. })));
+        assert!(matches!(out.send(vec![0; 1]), Err((MessageRefused::Full { .. }, _))));
     }
 }

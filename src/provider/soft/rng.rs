@@ -19,6 +19,6 @@ impl Rng {
 
     /// From 0 to `n - 1`; 0 for `n` = 0.
     pub(super) fn below(&mut self, n: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(n) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
     }
 }

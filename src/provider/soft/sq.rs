@@ -117,7 +117,15 @@ impl SendQueue {
     }
 
     /// Adds a request with elements, and says its MSN. `inline` has the payload instead, when it was copied.
-    pub(super) fn push(&mut self, wr_id: u64, op: SendOp, signaled: bool, total: u32, sges: &[Sge], inline: Option<&[u8]>) -> u32 {
+    pub(super) fn push(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        signaled: bool,
+        total: u32,
+        sges: &[Sge],
+        inline: Option<&[u8]>,
+    ) -> u32 {
         let data_at = match inline {
             Some(bytes) => {
                 self.inline.extend(bytes);
@@ -277,6 +285,12 @@ impl SendQueue {
         e.done = true;
         self.outstanding -= 1;
         true
+    }
+
+    /// The messages of one acknowledgement, 0 to 64, in an order of its own: completions have none either.
+    pub(super) fn shuffled_ack(&mut self) -> impl Iterator<Item = u32> + use<> {
+        let start = self.rng.below(65) as u32;
+        (0..65).map(move |k| (start + k * 37) % 65)
     }
 
     /// `len` bytes of the READ `msn` have come. False when that is more than were asked for.

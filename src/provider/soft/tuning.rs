@@ -26,6 +26,8 @@ pub(super) const SLICE_BYTES: usize = 1 << 20;
 /// Up to this many queue pairs, a slice asks each socket directly instead of epoll.
 pub(super) const DIRECT_QPS: usize = 4;
 
+/// Connections that a listener keeps before they are accepted: strangers must not keep the peer out.
+pub(super) const LISTEN_BACKLOG: i32 = 256;
 /// Connections to a listener that have not shown who they are yet.
 pub(super) const MAX_STRANGERS: usize = 16;
 /// Messages in assembly at a receiver that reorders.

@@ -1,0 +1,268 @@
+//! The encoding of a hello.
+//!
+//! A sequence of fields. Queue pairs, regions and dead connections are one field each, repeated, so that a later
+//! version can add to their end. Unknown fields, and unknown bytes at the end of known ones, are ignored (B1).
+
+use super::hello::{
+    Credits, Hello, HelloCaps, HelloError, HelloLayout, HelloRegion, MAX_DTYPE, MAX_NAME, MAX_TRANSPORT,
+    NotifyModes, printable,
+};
+use crate::provider::QpAddress;
+use crate::wire::{Reader, Writer};
+
+mod tag {
+    pub(super) const NAME: u16 = 1;
+    pub(super) const CONNECTION: u16 = 2;
+    pub(super) const QP: u16 = 3;
+    pub(super) const PATH: u16 = 4;
+    pub(super) const CAPS: u16 = 5;
+    pub(super) const CREDITS: u16 = 6;
+    pub(super) const LAYOUT: u16 = 7;
+    pub(super) const REGION: u16 = 8;
+    pub(super) const DEAD: u16 = 9;
+    pub(super) const AUTH: u16 = 10;
+    pub(super) const TRANSPORT: u16 = 11;
+}
+
+// Bits of the capability field.
+const ORDERED: u32 = 1;
+const IMMEDIATE: u32 = 1 << 1;
+const NOTIFY_IMM: u32 = 1 << 2;
+const NOTIFY_SEND: u32 = 1 << 3;
+
+impl Hello {
+    /// Appends the fields.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        let mut w = Writer(out);
+        w.field(tag::NAME, |w| {
+            w.raw(self.name.as_bytes());
+        });
+        w.field(tag::TRANSPORT, |w| {
+            w.raw(self.transport.as_bytes());
+        });
+        w.field(tag::CONNECTION, |w| {
+            w.u64(self.connection_id);
+        });
+        w.field(tag::PATH, |w| {
+            w.u32(self.mtu).u8(self.rd_atomic);
+        });
+        w.field(tag::CAPS, |w| {
+            let bit = |on, bit| if on { bit } else { 0 };
+            let flags = bit(self.caps.ordered, ORDERED)
+                | bit(self.caps.immediate, IMMEDIATE)
+                | bit(self.notify.imm, NOTIFY_IMM)
+                | bit(self.notify.send, NOTIFY_SEND);
+            w.u32(flags).u64(self.caps.max_msg);
+        });
+        w.field(tag::CREDITS, |w| {
+            w.u32(self.credits.data).u32(self.credits.control).u32(self.max_control);
+        });
+        for qp in &self.qps {
+            w.field(tag::QP, |w| {
+                w.u32(qp.qp_num).u32(qp.psn).u16(qp.lid).raw(&qp.gid).u16(qp.soft_port).u64(qp.soft_key);
+            });
+        }
+        if let Some(l) = &self.layout {
+            w.field(tag::LAYOUT, |w| {
+                w.u32(l.layers).u32(l.blocks).u64(l.block_bytes).u64(l.layer_stride).u64(l.block_stride);
+                // The name is preceded by its length: fields of a later version may follow.
+                w.u16(l.dtype.len() as u16).raw(l.dtype.as_bytes());
+            });
+        }
+        for r in &self.regions {
+            w.field(tag::REGION, |w| {
+                w.u64(r.addr).u64(r.len).u32(r.rkey);
+            });
+        }
+        for id in &self.dead {
+            w.field(tag::DEAD, |w| {
+                w.u64(*id);
+            });
+        }
+        if !self.auth.is_empty() {
+            w.field(tag::AUTH, |w| {
+                w.raw(&self.auth);
+            });
+        }
+    }
+
+    /// Decodes the fields of a frame whose header carried `epoch`.
+    pub(crate) fn decode(epoch: u64, body: &[u8]) -> Result<Self, HelloError> {
+        let mut name = None;
+        let mut transport = None;
+        let mut connection_id = None;
+        let mut path = None;
+        let mut caps = None;
+        let mut credits = None;
+        let mut layout = None;
+        let mut auth = None;
+        let (mut qps, mut regions, mut dead) = (Vec::new(), Vec::new(), Vec::new());
+
+        let mut r = Reader::new(body, "hello");
+        while let Some((tag, mut f)) = r.field()? {
+            match tag {
+                tag::NAME => once(&mut name, "name", text(&mut f, MAX_NAME, "name")?)?,
+                tag::TRANSPORT => {
+                    once(&mut transport, "transport", text(&mut f, MAX_TRANSPORT, "transport")?)?
+                }
+                tag::CONNECTION => once(&mut connection_id, "connection id", f.u64()?)?,
+                tag::PATH => once(&mut path, "path", (f.u32()?, f.u8()?))?,
+                tag::CAPS => once(&mut caps, "capabilities", (f.u32()?, f.u64()?))?,
+                tag::CREDITS => once(&mut credits, "credits", (f.u32()?, f.u32()?, f.u32()?))?,
+                tag::QP => qps.push(qp(&mut f)?),
+                tag::LAYOUT => once(&mut layout, "layout", layout_of(&mut f)?)?,
+                tag::REGION => regions.push(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? }),
+                tag::DEAD => dead.push(f.u64()?),
+                tag::AUTH => once(&mut auth, "authentication", f.take(f.remaining())?.to_vec())?,
+                _ => {}
+            }
+        }
+
+        let (mtu, rd_atomic) = path.ok_or(HelloError::Missing("path"))?;
+        let (flags, max_msg) = caps.ok_or(HelloError::Missing("capabilities"))?;
+        let (data, control, max_control) = credits.ok_or(HelloError::Missing("credits"))?;
+        let on = |bit| flags & bit != 0;
+        let hello = Self {
+            epoch,
+            name: name.ok_or(HelloError::Missing("name"))?,
+            transport: transport.ok_or(HelloError::Missing("transport"))?,
+            connection_id: connection_id.ok_or(HelloError::Missing("connection id"))?,
+            qps,
+            mtu,
+            rd_atomic,
+            caps: HelloCaps { ordered: on(ORDERED), immediate: on(IMMEDIATE), max_msg },
+            credits: Credits { data, control },
+            max_control,
+            notify: NotifyModes { imm: on(NOTIFY_IMM), send: on(NOTIFY_SEND) },
+            layout,
+            regions,
+            dead,
+            auth: auth.unwrap_or_default(),
+        };
+        hello.validate()?;
+        Ok(hello)
+    }
+}
+
+fn once<T>(slot: &mut Option<T>, what: &'static str, value: T) -> Result<(), HelloError> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(HelloError::Twice(what)),
+    }
+}
+
+/// The rest of a field, as short printable text.
+pub(super) fn text(f: &mut Reader<'_>, max: usize, what: &'static str) -> Result<String, HelloError> {
+    if f.remaining() > max {
+        return Err(HelloError::Text(what));
+    }
+    let bytes = f.take(f.remaining())?;
+    let s = std::str::from_utf8(bytes).map_err(|_| HelloError::Text(what))?;
+    printable(s, max, what)?;
+    Ok(s.to_owned())
+}
+
+fn qp(f: &mut Reader<'_>) -> Result<QpAddress, HelloError> {
+    Ok(QpAddress {
+        qp_num: f.u32()?,
+        psn: f.u32()?,
+        lid: f.u16()?,
+        gid: f.bytes16()?,
+        soft_port: f.u16()?,
+        soft_key: f.u64()?,
+    })
+}
+
+fn layout_of(f: &mut Reader<'_>) -> Result<HelloLayout, HelloError> {
+    let (layers, blocks) = (f.u32()?, f.u32()?);
+    let (block_bytes, layer_stride, block_stride) = (f.u64()?, f.u64()?, f.u64()?);
+    let len = usize::from(f.u16()?);
+    let dtype = text(&mut Reader::new(f.take(len)?, "hello"), MAX_DTYPE, "dtype")?;
+    Ok(HelloLayout { layers, blocks, block_bytes, layer_stride, block_stride, dtype })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hello::tests::sample;
+    use super::*;
+
+    fn encoded(h: &Hello) -> Vec<u8> {
+        let mut v = Vec::new();
+        h.encode(&mut v);
+        v
+    }
+
+    #[test]
+    fn b1_a_hello_round_trips() {
+        let full = sample();
+        assert_eq!(Hello::decode(full.epoch, &encoded(&full)).unwrap(), full);
+        let bare =
+            Hello { layout: None, regions: vec![], dead: vec![], auth: vec![], name: String::new(), ..full };
+        assert_eq!(Hello::decode(bare.epoch, &encoded(&bare)).unwrap(), bare);
+    }
+
+    #[test]
+    fn b1_unknown_trailing_fields_and_bytes_are_ignored() {
+        let h = sample();
+        let mut v = encoded(&h);
+        Writer(&mut v).field(9999, |w| {
+            w.raw(b"from the future");
+        });
+        // A known field that has grown: the credits, with one more word.
+        let mut grown = Vec::new();
+        let mut r = Reader::new(&v, "test");
+        while let Some((t, mut f)) = r.field().unwrap() {
+            Writer(&mut grown).field(t, |w| {
+                w.raw(f.take(f.remaining()).unwrap());
+                if matches!(t, tag::CREDITS | tag::QP | tag::REGION | tag::LAYOUT | tag::PATH | tag::CAPS) {
+                    w.u32(77);
+                }
+            });
+        }
+        assert_eq!(Hello::decode(h.epoch, &v).unwrap(), h);
+        assert_eq!(Hello::decode(h.epoch, &grown).unwrap(), h);
+    }
+
+    #[test]
+    fn b1_a_hello_cut_anywhere_is_an_error_or_a_shorter_list() {
+        // Nothing optional at the end: `QP` fields are last, so that a cut on a field boundary loses queue pairs.
+        let h = Hello { layout: None, regions: vec![], dead: vec![], auth: vec![], ..sample() };
+        let v = encoded(&h);
+        let qp_len = 6 + 36;
+        let first_qp = v.len() - h.qps.len() * qp_len;
+        for cut in 0..v.len() {
+            let got = Hello::decode(0, &v[..cut]);
+            let whole_qps = cut > first_qp && (cut - first_qp).is_multiple_of(qp_len);
+            assert_eq!(got.is_ok(), whole_qps, "cut at {cut}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn b1_wrong_values_are_named() {
+        let refused = |change: fn(&mut Hello)| {
+            let mut h = sample();
+            change(&mut h);
+            Hello::decode(0, &encoded(&h)).unwrap_err().to_string()
+        };
+        assert!(refused(|h| h.name = "n".repeat(65)).contains("name"));
+        assert!(refused(|h| h.name = "a\nb".into()).contains("name"));
+        assert!(refused(|h| h.layout.as_mut().unwrap().dtype = "d".repeat(17)).contains("dtype"));
+        assert!(refused(|h| h.qps.clear()).contains("1 to 64"));
+        assert!(refused(|h| h.qps = vec![QpAddress::default(); 65]).contains("1 to 64"));
+        assert!(refused(|h| h.qps[0].psn = 1 << 24).contains("24 bits"));
+        assert!(refused(|h| h.mtu = 1500).contains("MTU"));
+        assert!(refused(|h| h.credits.control = 0).contains("zero"));
+        assert!(refused(|h| h.regions[0].len = u64::MAX).contains("address space"));
+        assert!(refused(|h| h.auth = vec![0; 4097]).contains("authentication"));
+        let mut twice = encoded(&sample());
+        twice.extend(encoded(&sample()));
+        assert_eq!(Hello::decode(0, &twice), Err(HelloError::Twice("name")));
+        assert_eq!(Hello::decode(0, &[]), Err(HelloError::Missing("path")));
+    }
+
+    #[test]
+    fn b1_debug_shows_no_keys() {
+        let s = format!("{:?}", sample());
+        assert!(!s.contains("token") && !s.contains("rkey") && !s.contains("soft_key"), "{s}");
+    }
+}

@@ -1,0 +1,29 @@
+//! The guide: what the API means, in chapters. Text only.
+//!
+//! - [`landing`]: what `Landed` says, the three outcomes of a write, deadlines, reconnecting and resolving.
+//! - [`grants`]: who owns a block and when; pool, claim, grant, arrival; revoking and quarantine.
+//! - [`errors`]: whose fault an error is, and what to do about it.
+//! - [`tuning`]: what can be chosen, and what each choice costs.
+//! - [`transports`]: devices, profiles and their capabilities.
+//! - [`runtime`]: which runtime drives what, the order of dropping, two runtimes.
+
+#[doc = include_str!("landing.md")]
+pub mod landing {}
+
+#[doc = include_str!("grants.md")]
+pub mod grants {}
+
+#[doc = include_str!("errors.md")]
+pub mod errors {}
+
+#[doc = include_str!("tuning.md")]
+pub mod tuning {}
+
+#[doc = include_str!("transports.md")]
+pub mod transports {}
+
+#[doc = include_str!("runtime.md")]
+pub mod runtime {}
+
+#[cfg(test)]
+mod tests;

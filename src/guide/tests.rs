@@ -1,0 +1,57 @@
+//! The tables of capabilities in the README and in the guide are those of the code.
+
+use crate::device::Profile;
+
+/// A number of bytes as the tables write it: in the largest unit that divides it.
+fn bytes(n: u64) -> String {
+    match n.trailing_zeros() {
+        _ if n == 0 => "0 B".to_owned(),
+        40.. => format!("{} TiB", n >> 40),
+        30.. => format!("{} GiB", n >> 30),
+        20.. => format!("{} MiB", n >> 20),
+        10.. => format!("{} KiB", n >> 10),
+        _ => format!("{n} B"),
+    }
+}
+
+fn row(profile: Profile) -> String {
+    let c = profile.capabilities();
+    format!(
+        "| `{profile}` | {} | {} | {}/{} | {} | {} | {} | {} | {} | {} | {} |",
+        if c.ordered { "RC" } else { "none" },
+        if c.immediate { "yes" } else { "no" },
+        c.max_send_sge,
+        c.max_recv_sge,
+        bytes(c.max_inline.into()),
+        c.max_qp_wr,
+        c.max_cqe,
+        bytes(c.max_msg_size),
+        bytes(c.max_mr_size),
+        c.max_rd_atomic,
+        c.active_mtu,
+    )
+}
+
+#[test]
+fn k8_the_documented_capabilities_are_those_of_the_profiles() {
+    for (name, text) in
+        [("README.md", include_str!("../../README.md")), ("transports.md", include_str!("transports.md"))]
+    {
+        let rows: Vec<String> = Profile::ALL.into_iter().map(row).collect();
+        for row in &rows {
+            assert!(text.contains(row.as_str()), "{name} lacks this row:\n{row}");
+        }
+        // Nor does it have a row of a profile that does not exist.
+        let named = text.lines().filter(|l| l.starts_with("| `") && l.matches('|').count() == 12).count();
+        assert_eq!(named, rows.len(), "{name} has other rows");
+    }
+}
+
+#[test]
+fn k8_what_the_documents_say_of_every_profile_is_so() {
+    for profile in Profile::ALL {
+        let c = profile.capabilities();
+        assert!(c.immediate && c.oob && c.max_srq == 0, "{profile}");
+        assert_eq!(c.all_signaled, !c.ordered, "{profile}");
+    }
+}

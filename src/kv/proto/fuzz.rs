@@ -1,0 +1,149 @@
+//! What the fuzz target `control` runs: one connection against a hostile peer, by a list of operations.
+//!
+//! Whatever the peer says, nothing panics, and every write that was accepted has exactly one outcome once the
+//! connection has been lost and fenced (R2, K2).
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::kv::layout::Layout;
+
+/// Our epoch and the peer's. Inputs hold the peer's in their messages.
+const EPOCHS: (u64, u64) = (1, 2);
+
+/// Records what is posted.
+#[derive(Default)]
+struct Posted {
+    outstanding: Vec<Token>,
+}
+
+impl Sink for Posted {
+    fn room(&self, _qp: usize) -> usize {
+        64usize.saturating_sub(self.outstanding.len())
+    }
+
+    fn write(&mut self, _qp: usize, _piece: &Piece, _imm: Option<u32>, token: Token) {
+        self.outstanding.push(token);
+    }
+
+    fn send(&mut self, _qp: usize, _bytes: &[u8], token: Token) {
+        self.outstanding.push(token);
+    }
+}
+
+/// The input, read until it ends.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn byte(&mut self) -> Option<u8> {
+        let (b, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*b)
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let n = usize::from(self.byte()?) | usize::from(self.byte()?) << 8;
+        let (out, rest) = self.0.split_at(n.min(self.0.len()));
+        self.0 = rest;
+        Some(out)
+    }
+}
+
+fn plan(blocks: u32) -> Plan {
+    let layout = Layout::new(2, 16, 64, 16 * 64, 64).expect("a valid layout");
+    let seams = Seams::new(vec![Part { addr: 4096, len: 2 * 16 * 64, key: 1 }]).expect("a valid part");
+    let mut b = PlanBuilder::new((&layout, &seams), (&layout, &seams)).expect("layouts that agree");
+    if blocks > 0 {
+        b.push(0, 0, blocks).expect("blocks of the pool");
+    }
+    b.build().expect("a small plan")
+}
+
+/// Runs the operations of `data`.
+pub(crate) fn operations(data: &[u8]) {
+    let mut input = Input(data);
+    let Some(flags) = input.byte() else { return };
+    let ordered = flags & 1 != 0;
+    let credits = Credits { data: 8, control: 8 };
+    let cfg = Config {
+        qps: usize::from(flags >> 6) + 1,
+        notify: if ordered && flags & 2 != 0 { Notify::Send } else { Notify::Imm },
+        ordered,
+        local_epoch: EPOCHS.0,
+        peer_epoch: EPOCHS.1,
+        tx_credits: credits,
+        rx_credits: credits,
+        max_control: 512,
+        max_write: 100,
+        max_transfers: 4,
+        heartbeat: Duration::from_millis(100),
+        peer_timeout: Duration::from_millis(500),
+        abort_grace: Duration::from_millis(200),
+    };
+    let mut now = Instant::now();
+    let mut c = Connection::new(cfg, Ledger::new(EPOCHS.0, EPOCHS.1), now).expect("a valid configuration");
+    let mut posted = Posted::default();
+    let (mut open, mut last) = (HashSet::new(), TransferId(0));
+    while let Some(op) = input.byte() {
+        let Some(arg) = input.byte() else { break };
+        match op % 12 {
+            0..=2 => {
+                let Some(bytes) = input.bytes() else { break };
+                let _ = c.handle_recv(usize::from(arg), Received::Bytes(bytes), now);
+            }
+            3 => {
+                let Some(imm) = input.bytes() else { break };
+                let imm = imm.iter().fold(0, |v, b| v << 8 | u32::from(*b));
+                let _ = c.handle_recv(usize::from(arg), Received::Imm(imm), now);
+            }
+            4 => {
+                let _ = c.poll_transmit(now, &mut posted);
+            }
+            5 if !posted.outstanding.is_empty() => {
+                let token = posted.outstanding.remove(usize::from(arg >> 1) % posted.outstanding.len());
+                c.handle_sent(token, arg & 1 == 0, now);
+            }
+            5 => {}
+            6 => {
+                now += Duration::from_millis(arg.into());
+                c.handle_timeout(now);
+            }
+            7 => {
+                let _ = c.issue_grant(u64::from(arg) * 16);
+            }
+            8 => {
+                let (owner_epoch, bound_epoch) = (EPOCHS.1, EPOCHS.0);
+                let grant = GrantRef { id: (arg >> 4).into(), owner_epoch, bound_epoch, max_bytes: 4096 };
+                let deadline = now + Duration::from_millis(1000);
+                let plan = plan(u32::from(arg) % 17);
+                if let Ok(id) = c.write(WriteRequest { grant, plan, tag: 0, deadline }, now) {
+                    assert!(open.insert(id));
+                    last = id;
+                }
+            }
+            9 => c.abort(TransferId(last.0.saturating_sub(u64::from(arg % 4))), now),
+            10 => c.revoke_grant((arg % 8).into(), now),
+            _ if arg == 0 => c.close(now + Duration::from_millis(500), now),
+            _ => {
+                let _ = c.send_message(vec![arg; usize::from(arg) * 8]);
+            }
+        }
+        drain(&mut c, &mut open);
+    }
+    c.connection_lost(Cause::Transport, now);
+    for token in std::mem::take(&mut posted.outstanding) {
+        c.handle_sent(token, false, now);
+    }
+    c.fenced();
+    drain(&mut c, &mut open);
+    assert!(open.is_empty(), "writes without an outcome: {open:?}");
+}
+
+fn drain(c: &mut Connection, open: &mut HashSet<TransferId>) {
+    while let Some(event) = c.poll_event() {
+        if let Event::Done { id, .. } = event {
+            assert!(open.remove(&id), "a second outcome of {id:?}");
+        }
+    }
+}

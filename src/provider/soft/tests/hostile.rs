@@ -1,0 +1,165 @@
+//! Bytes that no peer of ours sends.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use super::*;
+use crate::provider::QpAddress;
+use crate::provider::soft::frame::{Desc, HEADER, Header, Opcode, Preamble};
+use crate::provider::soft::rng::Rng;
+
+#[test]
+fn b1_strangers_at_a_listener_cost_the_peer_nothing() {
+    let (a, b) = (Side::new(Profile::Default), Side::new(Profile::Default));
+    let (qa, qb) = (a.qp(), b.qp());
+    let port = qb.address().soft_port;
+    let knock = |bytes: &[u8]| {
+        let mut s = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        s.write_all(bytes).unwrap();
+        s
+    };
+    // Silent ones, garbage, the right words with the wrong key, half a preamble: before and after the peer's turn.
+    let wrong = Preamble { target: qb.qp_num(), own: qa.qp_num(), key: qb.address().soft_key ^ 1 };
+    let mut strangers = Vec::new();
+    for i in 0..10u8 {
+        strangers.push(knock(&[]));
+        strangers.push(knock(&[i; 200]));
+    }
+    qb.connect(&attributes(&qa, false)).unwrap();
+    strangers.push(knock(&wrong.encode()));
+    strangers.push(knock(&wrong.encode()[..31]));
+    drop(knock(&[1; 31]));
+    qa.connect(&attributes(&qb, true)).unwrap();
+    let mut p = Pair { qa: Some(qa), qb: Some(qb), a, b };
+    recv(p.qb(), 60, None);
+    post(p.qa(), 1, SendOp::Send { imm: Some(3) }, &[]);
+    let (a, b) = p.wait(1, 1);
+    assert_eq!((ids(&a), ids(&b)), (vec![(1, WcStatus::Success)], vec![(60, WcStatus::Success)]));
+    assert!(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err(), "the listener is closed");
+}
+
+/// A queue pair whose peer is this test, with a raw socket.
+fn raw_peer(side: &Side) -> (Qp, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let qp = side.qp();
+    let remote = QpAddress {
+        qp_num: 77,
+        soft_port: listener.local_addr().unwrap().port(),
+        soft_key: 5,
+        gid: qp.address().gid,
+        ..QpAddress::default()
+    };
+    qp.connect(&QpConnect { remote, ..attributes(&qp, true) }).unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    (qp, stream)
+}
+
+fn frame(descs: &[Desc], payload: &[u8], ack: u32) -> Vec<u8> {
+    let header = Header { descs: descs.len() as u16, ack, payload: payload.len() as u32 };
+    let mut out = header.encode().to_vec();
+    descs.iter().for_each(|d| out.extend_from_slice(&d.encode()));
+    out.extend_from_slice(payload);
+    out
+}
+
+fn ends_in_error(mut side: Side, qp: &Qp, what: &str) {
+    let deadline = Instant::now() + DEADLINE;
+    while qp.state() != QpState::Err {
+        side.poll();
+        assert!(Instant::now() < deadline, "{what}");
+    }
+}
+
+#[test]
+fn b1_nonsense_on_a_connection_ends_it_without_a_panic() {
+    let desc = |opcode, msn, total, offset, len| Desc { total, offset, len, ..Desc::new(opcode, msn) };
+    let write = desc(Opcode::Write, 0, 0, 0, 0);
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("garbage", vec![0x5a; 100]),
+        ("too many descriptors", Header { descs: 65, ack: 0, payload: 0 }.encode().to_vec()),
+        ("payload that no descriptor has", frame(&[write], &[1, 2, 3], 0)),
+        ("acknowledges what was not sent", frame(&[], &[], 9)),
+        ("a number out of order", frame(&[desc(Opcode::Write, 5, 0, 0, 0)], &[], 0)),
+        ("an answer to nothing", frame(&[desc(Opcode::ReadResponse, 0, 4, 0, 4)], &[0; 4], 0)),
+        ("an unordered acknowledgement", frame(&[desc(Opcode::Ack, 0, 0, 0, 0)], &[], 0)),
+        ("a refusal of nothing, then payload", {
+            frame(&[desc(Opcode::Nak, 3, 0, 0, 0), write, desc(Opcode::Write, 1, 4, 0, 4)], &[0; 4], 0)
+        }),
+    ];
+    for (what, bytes) in cases {
+        let side = Side::new(Profile::Default);
+        let (qp, mut peer) = raw_peer(&side);
+        let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
+        peer.write_all(&hello.encode()).unwrap();
+        peer.write_all(&bytes).unwrap();
+        ends_in_error(side, &qp, what);
+    }
+    // And somebody else answers the dial.
+    let side = Side::new(Profile::Default);
+    let (qp, mut peer) = raw_peer(&side);
+    peer.write_all(&Preamble { target: qp.qp_num(), own: 78, key: 1 }.encode()).unwrap();
+    ends_in_error(side, &qp, "an impostor");
+}
+
+#[test]
+fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
+    let mut rng = Rng::new(11);
+    for profile in [Profile::Default, Profile::Srd] {
+        for round in 0..60 {
+            let mut side = Side::new(profile);
+            let (qp, mut peer) = raw_peer(&side);
+            peer.set_nonblocking(true).unwrap();
+            let region = side.region(8192, ALL);
+            let target = region.remote();
+            for i in 0..4 {
+                recv(&qp, i, Some(sge(&region, 1024 * i, 1024)));
+                post(&qp, i, read_from(&region, 0), &[sge(&region, 4096, 512)]);
+            }
+            let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
+            let mut bytes = hello.encode().to_vec();
+            for _ in 0..6 {
+                let mut payload = 0;
+                let descs: Vec<Desc> = (0..rng.below(8) as u32)
+                    .map(|i| {
+                        use Opcode::*;
+                        let opcode =
+                            [Send, Write, ReadRequest, ReadResponse, Ack, Nak][rng.below(6) as usize];
+                        let total = rng.below(1200) as u32;
+                        let carries = matches!(opcode, Send | Write | ReadResponse);
+                        let offset = if carries && rng.below(3) == 0 {
+                            rng.below(u64::from(total) + 1) as u32
+                        } else {
+                            0
+                        };
+                        let len = if carries { total - offset } else { 0 };
+                        payload += len as usize;
+                        Desc {
+                            flags: rng.below(2) as u8,
+                            rkey: target.rkey,
+                            addr: target.addr.wrapping_add(rng.below(9000)).wrapping_sub(400),
+                            total: if rng.below(4) == 0 { 512 } else { total }.max(offset + len),
+                            offset,
+                            len,
+                            ..Desc::new(opcode, rng.below(3) as u32 + i)
+                        }
+                    })
+                    .collect();
+                bytes.extend(frame(&descs, &vec![0xee; payload], rng.below(4) as u32));
+                if rng.below(3) == 0 {
+                    let at = hello.encode().len() + rng.below((bytes.len() - HEADER) as u64) as usize;
+                    if let Some(b) = bytes.get_mut(at) {
+                        *b ^= 1 << rng.below(8);
+                    }
+                }
+            }
+            let _ = peer.write_all(&bytes);
+            for _ in 0..40 {
+                side.poll();
+                let mut sink = [0; 4096];
+                let _ = peer.read(&mut sink);
+            }
+            drop(peer);
+            ends_in_error(side, &qp, &format!("{profile} round {round}"));
+        }
+    }
+}
