@@ -363,7 +363,13 @@ fn k5_a_killed_peer_is_one_line() {
             let mut listener = Listener::start(&format!("--file {stored}")).await;
             let connect = format!("--connect {} --file {}", listener.address, scratch.endless());
             let mut sender = kv_stream(&connect).spawn().unwrap();
-            until("the stream to flow", || std::fs::metadata(&stored).is_ok_and(|m| m.len() > 0)).await;
+            until("the stream to flow", || {
+                for (name, child) in [("sender", &mut sender), ("listener", &mut listener.child)] {
+                    assert_eq!(child.try_wait().unwrap(), None, "the {name} has ended");
+                }
+                std::fs::metadata(&stored).is_ok_and(|m| m.len() > 0)
+            })
+            .await;
             if kill_the_sender {
                 sender.kill().await.unwrap();
                 let (code, said) = listener.end().await;
