@@ -28,8 +28,8 @@ pub(crate) async fn serve(
                 arrivals += 1;
                 landed_bytes += arrival.bytes();
                 let (wrong, first) = match &mut sink {
-                    Some(sink) => (sink.store(&arrival, bytes)?, None),
-                    None => verify(args, seed, index, &arrival)?,
+                    Some(sink) => (sink.store(&arrival, bytes).await?, None),
+                    None => verify(args, seed, index, &arrival).await?,
                 };
                 all_right &= wrong == 0;
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
@@ -47,11 +47,18 @@ pub(crate) async fn serve(
 }
 
 /// Compares the checksum of each landed block with that of the block which belongs there.
-fn verify(args: &Args, seed: u64, request: u32, arrival: &Arrival) -> Result<(u64, Option<String>), Error> {
+async fn verify(
+    args: &Args,
+    seed: u64,
+    request: u32,
+    arrival: &Arrival,
+) -> Result<(u64, Option<String>), Error> {
     let blocks = arrival.blocks();
     let mut expected = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
     let (mut wrong, mut first) = (0, None);
     for layer in 0..args.layers {
+        // Beside the channel, which answers its peer's heartbeats (R9).
+        tokio::task::yield_now().await;
         for page in 0..blocks.len() {
             data::fill(seed, request, layer, page, &mut expected);
             if blocks.checksum(layer, page)? != landfall::memory::checksum(&expected) {

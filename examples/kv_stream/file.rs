@@ -62,6 +62,8 @@ impl Input {
                 blocks.copy_in(0, used, 0, &buffer)?;
                 used += 1;
                 bytes += n as u64;
+                // Hashing is slow: the channel answers its peer's heartbeats in between (R9).
+                tokio::task::yield_now().await;
             }
             if used == 0 {
                 break;
@@ -111,7 +113,7 @@ impl Sink {
     }
 
     /// Stores the first `bytes` of an arrival; the number of bytes that are missing.
-    pub(crate) fn store(&mut self, arrival: &Arrival, bytes: u64) -> Result<u64, Error> {
+    pub(crate) async fn store(&mut self, arrival: &Arrival, bytes: u64) -> Result<u64, Error> {
         let mut buffer = vec![0; BLOCK];
         let mut left = bytes;
         for position in 0..arrival.blocks().len() {
@@ -120,6 +122,7 @@ impl Sink {
             self.hash.update(&buffer[..n]);
             self.file.write_all(&buffer[..n]).map_err(|e| named(&self.path, e))?;
             left -= n as u64;
+            tokio::task::yield_now().await;
         }
         Ok(left)
     }
