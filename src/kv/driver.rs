@@ -404,8 +404,12 @@ impl KvDriver {
     }
 
     pub(crate) fn poll_message(&self, cx: &Context<'_>) -> Poll<Result<Vec<u8>, ChannelClosed>> {
-        self.wait(cx, |inner, _, waker| {
+        self.wait(cx, |inner, after, waker| {
             if let Some(message) = inner.messages.pop_front() {
+                if let Some(conn) = &mut inner.conn {
+                    conn.message_taken(message.len());
+                    inner.turn(Instant::now(), after);
+                }
                 return Some(Ok(message));
             }
             if let Some(closed) = inner.closed() {

@@ -257,6 +257,12 @@ impl Connection {
         result
     }
 
+    /// The application has taken the oldest message that an event has handed out, of `len` bytes: the peer may send as
+    /// much more.
+    pub(crate) fn message_taken(&mut self, len: usize) {
+        self.incoming.on_taken(len);
+    }
+
     /// A posted work request has completed; `ok` is false if it failed, was flushed or could not be posted.
     pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, _now: Instant) {
         debug_assert!(self.outstanding > 0, "a token handed back twice");
