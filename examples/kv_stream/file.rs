@@ -1,4 +1,4 @@
-//! `--file`: any file in blocks of 256 KiB, 1,024 blocks a request, compared by SHA-256 at the far end.
+//! `--file`: any file in blocks of 256 KiB, 64 blocks a request, compared by SHA-256 at the far end.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use crate::report::{Progress, Report};
 use crate::{Error, Message};
 
 const BLOCK: usize = 256 << 10;
-const BLOCKS: u32 = 1024;
+const BLOCKS: u32 = 64;
 
 pub(crate) fn layout() -> Result<Layout, Error> {
     Ok(Layout::contiguous(1, BLOCKS, BLOCK as u64)?.with_dtype(Dtype::new("file")?))

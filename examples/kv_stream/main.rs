@@ -4,24 +4,24 @@
 //! the child is the decode side, which grants blocks, receives and verifies. See `--help`.
 
 mod args;
+#[path = "../common/mod.rs"]
+mod common;
 mod data;
 mod decode;
 mod file;
-mod peer;
 mod prefill;
 mod report;
 
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 
 use args::{Args, Side};
+use common::peer::Peer;
+pub(crate) use common::{Error, print};
+use common::{complain, data_address, ended};
 use landfall::device::{Device, SoftConfig};
 use landfall::kv::{Dtype, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
 use landfall::memory::Memory;
 use serde::{Deserialize, Serialize};
-
-pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// What the two sides say to each other beside the blocks: in-band messages of the channel, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,43 +54,6 @@ fn main() -> ExitCode {
     ended(runtime.block_on(run(&args)))
 }
 
-fn ended(result: Result<(), Error>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            complain(&chain(why.as_ref()));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// One line on standard error. That nobody may be there to read it is no reason to panic, as `eprintln!` does.
-fn complain(what: &str) {
-    let _ = writeln!(std::io::stderr(), "kv_stream: {}", what.replace('\n', " "));
-}
-
-/// Text on standard output. `println!` would panic when the reader has gone.
-pub(crate) fn print(text: &str) -> Result<(), Error> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|e| format!("writing to standard output: {e}").into())
-}
-
-/// An error and its causes, in one line. A cause that the text above it has told already is left out.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
-}
-
 /// Streams. An outcome that was not verified is an error too.
 async fn run(args: &Args) -> Result<(), Error> {
     match args.side {
@@ -113,7 +76,7 @@ async fn run(args: &Args) -> Result<(), Error> {
         Side::Alone => {
             let input = args.file.as_deref().map(file::Input::open).transpose()?;
             let endpoint = endpoint(args, PoolAccess::Source).await?;
-            let (peer, address) = peer::Peer::start(args).await?;
+            let (peer, address) = Peer::start(peer_args(args)).await?;
             match prefill::stream(args, &endpoint, address, input).await {
                 Ok(()) => peer.ended().await,
                 // It may be waiting for a connection that will not come; dropping it ends it.
@@ -142,27 +105,30 @@ async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> 
     Ok(KvEndpoint::new(pool, config)?)
 }
 
-/// The address on which this side's data connections are made: the one that it listens on, or that its route to the
-/// peer starts from. Listening on every address, it is that of the route to anywhere.
-fn data_address(address: SocketAddr, listening: bool) -> Option<IpAddr> {
-    let towards = match (listening, address.ip()) {
-        (false, _) => address,
-        (true, ip) if !ip.is_unspecified() => return Some(ip),
-        // Addresses for documentation (RFC 5737, RFC 3849).
-        (true, IpAddr::V4(_)) => (Ipv4Addr::new(192, 0, 2, 1), 9).into(),
-        (true, IpAddr::V6(_)) => (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
-    };
-    // Connecting a datagram socket sends nothing; it only chooses a route.
-    let any: SocketAddr = if towards.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
-    let socket = std::net::UdpSocket::bind(any).ok()?;
-    socket.connect(towards).ok()?;
-    Some(socket.local_addr().ok()?.ip())
-}
-
 pub(crate) fn layout(args: &Args) -> Result<Layout, Error> {
     if args.file.is_some() {
         return file::layout();
     }
     let block_bytes = u64::from(args.page) * args.token_bytes;
     Ok(Layout::contiguous(args.layers, args.tokens / args.page, block_bytes)?.with_dtype(Dtype::new("bf16")?))
+}
+
+/// The command line of the peer process: the decode side, on an address of its own choice.
+fn peer_args(args: &Args) -> Vec<String> {
+    let mut line = vec!["--child".to_owned(), "--quiet".to_owned(), "--listen=127.0.0.1:0".to_owned()];
+    let mut option = |flag: &str, value: &dyn std::fmt::Display| line.push(format!("{flag}={value}"));
+    option("--qps", &args.qps);
+    option("--spin", &args.spin.as_micros());
+    option("--tokens", &args.tokens);
+    option("--layers", &args.layers);
+    option("--token-bytes", &args.token_bytes);
+    option("--page", &args.page);
+    option("--run", &args.run);
+    if let Some(profile) = args.profile {
+        option("--profile", &profile);
+    }
+    if args.file.is_some() {
+        option("--file", &"/dev/null");
+    }
+    line
 }

@@ -637,7 +637,8 @@ impl Inner {
                 format!("queue pair {}: {:?} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
             self.fail(Cause::Transport, &words, now, after);
         } else if !ok {
-            self.fail(Cause::Transport, "flushed", now, after);
+            let words = "the connection to the peer has broken, and receives were flushed";
+            self.fail(Cause::Transport, words, now, after);
         }
         let Some(conn) = &mut self.conn else { return };
         if !id.recv {

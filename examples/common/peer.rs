@@ -1,4 +1,4 @@
-//! The peer process of a `kv_stream` that is alone: this program, started again as the decode side.
+//! The peer process of an example that is alone: the same program, started again as the side that listens.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -6,8 +6,7 @@ use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, Command};
 
-use crate::Error;
-use crate::args::Args;
+use super::{Error, PROGRAM};
 
 /// Killed when dropped.
 pub(crate) struct Peer {
@@ -16,26 +15,10 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts it, on an address of its own choice.
-    pub(crate) async fn start(args: &Args) -> Result<(Self, SocketAddr), Error> {
+    /// Starts it. Its first line on standard output is its address.
+    pub(crate) async fn start(args: Vec<String>) -> Result<(Self, SocketAddr), Error> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["--child", "--quiet", "--listen=127.0.0.1:0"]);
-        let mut option = |flag: &str, value: &dyn std::fmt::Display| {
-            command.arg(format!("{flag}={value}"));
-        };
-        option("--qps", &args.qps);
-        option("--spin", &args.spin.as_micros());
-        option("--tokens", &args.tokens);
-        option("--layers", &args.layers);
-        option("--token-bytes", &args.token_bytes);
-        option("--page", &args.page);
-        option("--run", &args.run);
-        if let Some(profile) = args.profile {
-            option("--profile", &profile);
-        }
-        if args.file.is_some() {
-            option("--file", &"/dev/null");
-        }
+        command.args(args);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().map_err(|e| format!("starting the peer process: {e}"))?;
         let pipes = child.stdout.take().zip(child.stderr.take());
@@ -59,6 +42,9 @@ impl Peer {
         if status.success() {
             return Ok(());
         }
-        Err(format!("the peer process ended with {status}: {}", said.trim()).into())
+        // Its line begins with the program's name, as ours will.
+        let said = said.trim().trim_start_matches(PROGRAM).trim_start_matches(": ");
+        let colon = if said.is_empty() { "" } else { ": " };
+        Err(format!("the peer process ended with {status}{colon}{said}").into())
     }
 }

@@ -1,0 +1,210 @@
+//! Latency between two processes: SEND and RECV, WRITE_WITH_IMM and WRITE over a queue pair, and a `KvChannel`'s write.
+//!
+//! Alone, the program starts the answering process by itself. The sides exchange their queue pairs' addresses over a
+//! TCP connection of their own (`exchange`), which is all that a raw queue pair needs. See `--help`.
+
+mod args;
+#[path = "../common/mod.rs"]
+mod common;
+mod exchange;
+mod landed;
+mod report;
+mod rounds;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use args::{Args, Side};
+use common::peer::Peer;
+use common::{Error, complain, data_address, ended, print};
+use exchange::{Answer, Ask, Exchange, OpKind, Plan};
+use landfall::device::{Device, SoftConfig};
+use report::Report;
+use rounds::{Echo, Lane};
+use tokio::net::TcpListener;
+
+fn main() -> ExitCode {
+    let args = match args::parse(std::env::args_os().skip(1)) {
+        Ok(Some(args)) => args,
+        Ok(None) => return ended(print(args::USAGE)),
+        Err(why) => {
+            complain(&why);
+            return ExitCode::from(2);
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(why) => return ended(Err(format!("starting a tokio runtime: {why}").into())),
+    };
+    ended(runtime.block_on(run(&args)))
+}
+
+async fn run(args: &Args) -> Result<(), Error> {
+    let device = device(args)?;
+    match args.side {
+        Side::Listen(address) => listen(args, &device, address).await,
+        Side::Connect(address) => measure_all(args, &device, address).await,
+        Side::Alone => {
+            let mut line = vec!["--child".to_owned(), "--listen=127.0.0.1:0".to_owned()];
+            line.extend(args.profile.map(|profile| format!("--profile={profile}")));
+            let (peer, address) = Peer::start(line).await?;
+            measure_all(args, &device, address).await?;
+            peer.ended().await
+        }
+    }
+}
+
+fn device(args: &Args) -> Result<Device, Error> {
+    let mut soft = SoftConfig::from_env()?;
+    if let Some(profile) = args.profile {
+        soft = soft.profile(profile);
+    }
+    if let Side::Listen(address) | Side::Connect(address) = args.side
+        && let Some(ip) = data_address(address, matches!(args.side, Side::Listen(_)))
+    {
+        soft = soft.address(ip);
+    }
+    Ok(Device::soft(soft)?)
+}
+
+async fn by<T>(deadline_s: u64, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match tokio::time::timeout(Duration::from_secs(deadline_s), work).await {
+        Ok(done) => done,
+        Err(_) => Err(format!("not done within {deadline_s} s; see --deadline").into()),
+    }
+}
+
+// The measuring side.
+
+async fn measure_all(args: &Args, device: &Device, address: SocketAddr) -> Result<(), Error> {
+    let mut exchange = Exchange::dial(address).await?;
+    let mut report = Report::new();
+    let rounds = args.warmup.saturating_add(args.iters);
+    let (spin_us, deadline_s) = (args.spin.as_micros() as u64, args.deadline.as_secs());
+    for &op in &args.ops {
+        for &size in &args.sizes {
+            let plan = Plan { op, size, rounds, spin_us, deadline_s };
+            let mut times = by(deadline_s, measure(device, plan, &mut exchange))
+                .await
+                .map_err(|why| format!("{op:?} of {size} bytes: {}", common::chain(why.as_ref())))?;
+            report.add(plan, times.split_off(args.warmup as usize));
+        }
+    }
+    print(&if args.json { report.json(args, device) } else { report.text(args, device) })
+}
+
+async fn measure(device: &Device, plan: Plan, exchange: &mut Exchange) -> Result<Vec<Duration>, Error> {
+    if plan.op == OpKind::Kv {
+        exchange.say(&Ask::Measure { plan, raw: None }).await?;
+        let Answer::Kv(address) = answer(exchange).await? else { return Err(unexpected()) };
+        let channel = landed::endpoint(device, plan).await?.connect(address).await?;
+        let times = landed::measure(&channel, plan).await?;
+        channel.close().await?;
+        through(exchange).await?;
+        return Ok(times);
+    }
+    let lane = Lane::new(device, plan).await?;
+    exchange.say(&Ask::Measure { plan, raw: Some(lane.raw()?) }).await?;
+    let Answer::Raw(peer) = answer(exchange).await? else { return Err(unexpected()) };
+    let (times, qp) = lane.measure(&peer).await?;
+    through(exchange).await?;
+    qp.close().await;
+    Ok(times)
+}
+
+/// Both sides are done with a plan.
+async fn through(exchange: &mut Exchange) -> Result<(), Error> {
+    exchange.say(&Ask::Through).await?;
+    match answer(exchange).await? {
+        Answer::Through => Ok(()),
+        _ => Err(unexpected()),
+    }
+}
+
+async fn answer(exchange: &mut Exchange) -> Result<Answer, Error> {
+    match exchange.hear().await? {
+        Answer::No(why) => Err(format!("the peer refused: {why}").into()),
+        answer => Ok(answer),
+    }
+}
+
+fn unexpected() -> Error {
+    "the peer said something that does not belong here".into()
+}
+
+// The answering side.
+
+async fn listen(args: &Args, device: &Device, address: SocketAddr) -> Result<(), Error> {
+    let listener = TcpListener::bind(address).await.map_err(|why| format!("--listen {address}: {why}"))?;
+    let local = listener.local_addr()?;
+    if args.child {
+        print(&format!("{local}\n"))?;
+    } else {
+        complain(&format!("listening on {local}"));
+    }
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let mut exchange = Exchange::new(stream);
+        // Whoever says nothing that makes sense costs at most the patience of `hear`.
+        if let Ok(first) = exchange.hear().await {
+            return serve(device, first, &mut exchange).await;
+        }
+    }
+}
+
+async fn serve(device: &Device, first: Ask, exchange: &mut Exchange) -> Result<(), Error> {
+    let mut next = Some(first);
+    while let Some(ask) = next {
+        let served = match ask {
+            Ask::Measure { plan, raw } => by(plan.deadline_s, serve_one(device, plan, raw, exchange)).await,
+            Ask::Through => Err(unexpected()),
+        };
+        if let Err(why) = served {
+            let words = common::chain(why.as_ref());
+            // The peer may be gone; the complaint is ours all the same.
+            let _ = exchange.say(&Answer::No(words)).await;
+            return Err(why);
+        }
+        next = exchange.next().await?;
+    }
+    Ok(())
+}
+
+async fn serve_one(
+    device: &Device,
+    plan: Plan,
+    raw: Option<exchange::Raw>,
+    exchange: &mut Exchange,
+) -> Result<(), Error> {
+    match (plan.op, raw) {
+        (OpKind::Kv, None) => {
+            let endpoint = landed::endpoint(device, plan).await?;
+            let mut listener = endpoint.listen((device.address(), 0).into()).await?;
+            exchange.say(&Answer::Kv(listener.local_addr())).await?;
+            let channel = listener.accept().await?;
+            landed::serve(&channel).await?;
+            is_through(exchange).await
+        }
+        (OpKind::Send | OpKind::Imm | OpKind::Write, Some(peer)) => {
+            let lane = Lane::new(device, plan).await?;
+            let ours = lane.raw()?;
+            let echo = Echo::new(lane, &peer).await?;
+            exchange.say(&Answer::Raw(ours)).await?;
+            let (qp, _memory) = echo.serve().await?;
+            is_through(exchange).await?;
+            qp.close().await;
+            Ok(())
+        }
+        _ => Err(unexpected()),
+    }
+}
+
+async fn is_through(exchange: &mut Exchange) -> Result<(), Error> {
+    match exchange.next().await? {
+        Some(Ask::Through) => exchange.say(&Answer::Through).await,
+        Some(_) => Err(unexpected()),
+        None => Err("the peer has gone in the middle of a measurement".into()),
+    }
+}

@@ -1,0 +1,499 @@
+//! The examples as their users run them: what they print, how they end, and what they say about mistakes.
+//!
+//! `cargo test` builds them; with `--test examples` alone, run `cargo build --examples` before.
+
+use std::ffi::OsStr;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStderr, Command};
+
+/// Longer than anything takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const PROFILES: [&str; 4] = ["default", "erdma-compat", "srd", "tiny"];
+
+fn block_on<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("after {PATIENCE:?} still waiting for: {what}"),
+    }
+}
+
+/// The built example: beside the directory of this test's executable.
+fn example(name: &str) -> Command {
+    let exe = std::env::current_exe().unwrap();
+    let path = exe.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
+    let mut command = Command::new(path);
+    command.env_remove("LANDFALL_SOFT").env("RUST_BACKTRACE", "1").kill_on_drop(true);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn kv_stream(args: &str) -> Command {
+    let mut command = example("kv_stream");
+    command.args(args.split_whitespace());
+    command
+}
+
+async fn output(mut command: Command) -> Output {
+    let what = format!("{:?}", command.as_std());
+    within(&what, command.output()).await.unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Ends well, says nothing on standard error and one JSON object on standard output.
+async fn report(mut command: Command) -> Value {
+    command.arg("--json");
+    let out = output(command).await;
+    assert!(out.status.success(), "{}: {}", out.status, text(&out.stderr));
+    assert_eq!(text(&out.stderr), "");
+    assert_eq!(text(&out.stdout).lines().count(), 1);
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+/// A complaint is one line that begins with the program's name, and no panic.
+fn is_a_complaint(program: &str, stderr: &str, about: &str) {
+    assert_eq!(stderr.trim_end().lines().count(), 1, "not one line: {stderr}");
+    assert!(stderr.starts_with(&format!("{program}: ")), "{stderr}");
+    assert!(stderr.contains(about), "{about:?} is not in: {stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
+}
+
+async fn complains(command: Command, about: &str) {
+    let program =
+        Path::new(command.as_std().get_program()).file_name().and_then(OsStr::to_str).unwrap().to_owned();
+    let what = format!("{:?}", command.as_std());
+    let out = output(command).await;
+    assert!(matches!(out.status.code(), Some(1 | 2)), "{what}: {}", out.status);
+    assert_eq!(text(&out.stdout), "", "{what}");
+    is_a_complaint(&program, &text(&out.stderr), about);
+}
+
+/// A directory of this test's own, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("landfall-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, bytes: &[u8]) -> String {
+        std::fs::write(self.0.join(name), bytes).unwrap();
+        self.path(name)
+    }
+
+    /// A file of zeros that takes no space, too long to be streamed within a test.
+    fn endless(&self) -> String {
+        std::fs::File::create(self.0.join("endless")).unwrap().set_len(1 << 40).unwrap();
+        self.path("endless")
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `kv_stream --listen`, with the address that it says.
+struct Listener {
+    child: Child,
+    stderr: BufReader<ChildStderr>,
+    address: String,
+}
+
+impl Listener {
+    async fn start(args: &str) -> Self {
+        let mut child = kv_stream(&format!("--listen 127.0.0.1:0 {args}")).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        within("the listener's address", stderr.read_line(&mut line)).await.unwrap();
+        let address = line.trim().strip_prefix("kv_stream: listening on ").expect("its address").to_owned();
+        Self { child, stderr, address }
+    }
+
+    /// How it ended, and what it said after its address.
+    async fn end(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        within("the listener's end", self.stderr.read_to_string(&mut said)).await.unwrap();
+        (within("the listener's end", self.child.wait()).await.unwrap().code(), said)
+    }
+}
+
+#[test]
+fn k1_every_profile_and_page_size_is_verified() {
+    block_on(async {
+        for profile in PROFILES {
+            for page in [1, 16, 64] {
+                let seen = report(kv_stream(&format!(
+                    "--transport tcp --profile {profile} --requests 2 --tokens 256 --layers 3 --page {page} --run 4"
+                )))
+                .await;
+                for (field, value) in [
+                    ("transport", Value::from("tcp")),
+                    ("profile", profile.into()),
+                    ("bootstrap", "oob".into()),
+                    ("requests", 2.into()),
+                    ("descriptors", (2 * 3 * 256 / page).into()),
+                    ("landed_bytes", (2 * 3 * 256 * 1152).into()),
+                    ("verified", true.into()),
+                ] {
+                    assert_eq!(seen[field], value, "{field} of {seen}");
+                }
+                let number =
+                    |field: &str| seen[field].as_f64().unwrap_or_else(|| panic!("no {field} in {seen}"));
+                assert!(number("wrs") >= 2.0);
+                assert!(number("local_s") > 0.0 && number("landed_s") >= number("local_s"), "{seen}");
+                assert!(number("gb_per_s") > 0.0);
+                assert_eq!(bytes_written(&seen), 2 * 3 * 256 * 1152);
+            }
+        }
+    });
+}
+
+fn bytes_written(report: &Value) -> u64 {
+    let qps = report["path"]["qps"].as_array().unwrap();
+    qps.iter().map(|qp| qp["bytes_written"].as_u64().unwrap()).sum()
+}
+
+/// K3: over several queue pairs; `tiny` has room for two.
+#[test]
+fn k3_several_queue_pairs_are_verified() {
+    block_on(async {
+        for (profile, qps) in [("default", 4), ("erdma-compat", 4), ("srd", 4), ("tiny", 2)] {
+            let args = format!(
+                "--profile {profile} --qps {qps} --requests 2 --tokens 512 --page 1 --run 2 --layers 4"
+            );
+            let seen = report(kv_stream(&args)).await;
+            assert_eq!(seen["verified"], true);
+            assert_eq!(seen["path"]["qps"].as_array().unwrap().len(), qps);
+            assert_eq!(bytes_written(&seen), 2 * 512 * 4 * 1152);
+        }
+        let refused = kv_stream("--profile tiny --qps 4 --tokens 64");
+        complains(refused, "queue pairs").await;
+    });
+}
+
+/// R8's spin budget, and the environment, are heard.
+#[test]
+fn k9_the_report_says_what_was_asked_for() {
+    block_on(async {
+        let mut command = kv_stream("--spin 50 --tokens 64 --requests 1");
+        command.env("LANDFALL_SOFT", "profile=srd,seed=3");
+        let seen = report(command).await;
+        assert_eq!((&seen["profile"], &seen["path"]["ordered"]), (&"srd".into(), &false.into()));
+        // The flag is nearer than the environment.
+        let mut command = kv_stream("--profile erdma-compat --tokens 64 --requests 1");
+        command.env("LANDFALL_SOFT", "profile=srd");
+        assert_eq!(report(command).await["profile"], "erdma-compat");
+        let people = output(kv_stream("--tokens 64")).await;
+        let said = text(&people.stdout);
+        assert!(
+            people.status.success() && said.contains("verified: every block") && said.contains("path: tcp"),
+            "{said}"
+        );
+        assert_eq!(text(&people.stderr), "");
+        let help = output(kv_stream("--help")).await;
+        assert!(help.status.success() && text(&help.stdout).contains("--profile"));
+    });
+}
+
+#[test]
+fn k1_files_arrive_with_the_same_digest() {
+    block_on(async {
+        let scratch = Scratch::new("files");
+        for (profile, len) in PROFILES.into_iter().zip([0usize, 1, (1 << 20) + 1, 1 << 18]) {
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+            let digest: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
+            let (input, stored) = (scratch.file("in", &bytes), scratch.path("out"));
+            let seen = report(kv_stream(&format!("--profile {profile} --file {input}"))).await;
+            assert_eq!(
+                (&seen["verified"], &seen["sha256"]),
+                (&true.into(), &digest.as_str().into()),
+                "{len} bytes"
+            );
+            // And as two processes, of which one stores it.
+            let listener = Listener::start(&format!("--profile {profile} --file {stored}")).await;
+            let connect = format!("--profile {profile} --connect {} --file {input}", listener.address);
+            assert_eq!(report(kv_stream(&connect)).await["sha256"], digest);
+            assert_eq!(listener.end().await, (Some(0), String::new()));
+            assert!(std::fs::read(stored).unwrap() == bytes, "{len} bytes");
+        }
+    });
+}
+
+#[test]
+fn b1_two_processes_after_a_bad_peer_and_a_wrong_one() {
+    block_on(async {
+        let listener = Listener::start("--tokens 128 --page 16").await;
+        let mut garbage = tokio::net::TcpStream::connect(&listener.address).await.unwrap();
+        garbage.write_all(b"GET / HTTP/1.1\r\nHost: decode\r\n\r\n").await.unwrap();
+        let _silent = tokio::net::TcpStream::connect(&listener.address).await.unwrap();
+        let connect = format!("--connect {}", listener.address);
+        complains(kv_stream(&format!("{connect} --tokens 128 --page 64")), "73728").await;
+        complains(kv_stream(&format!("{connect} --tokens 64 --page 16 --layers 9")), "layers").await;
+        complains(kv_stream(&format!("{connect} --file /dev/null")), "262144").await;
+        let busy = format!("--tokens 64 --listen {}", listener.address);
+        complains(kv_stream(&busy), &listener.address).await;
+        let seen = report(kv_stream(&format!("{connect} --tokens 128 --page 16 --requests 2"))).await;
+        assert_eq!(seen["verified"], true);
+        assert_eq!(listener.end().await, (Some(0), String::new()));
+    });
+}
+
+#[test]
+fn r10_every_wrong_argument_is_one_line() {
+    block_on(async {
+        let scratch = Scratch::new("arguments");
+        let missing = scratch.path("missing");
+        let directory = scratch.0.to_str().unwrap().to_owned();
+        let nobody = {
+            let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            free.local_addr().unwrap().to_string()
+        };
+        for (args, about) in [
+            ("--fast", "--fast"),
+            ("fast", "fast"),
+            ("--tokens", "--tokens"),
+            ("--tokens ten", "ten"),
+            ("--tokens -1", "-1"),
+            ("--tokens 0", "from 1"),
+            ("--tokens 99999999999999999999", "99999999999999999999"),
+            ("--tokens 100 --page 64", "page 64"),
+            ("--page 0", "--page"),
+            ("--run 0", "--run"),
+            ("--qps 0", "--qps"),
+            ("--qps 65", "64"),
+            ("--deadline 0", "--deadline"),
+            ("--spin 1ms", "1ms"),
+            ("--seed x", "--seed"),
+            ("--json=yes", "--json"),
+            ("--profile fast", "erdma-compat"),
+            ("--profile=", "erdma-compat"),
+            ("--transport rdma", "tcp"),
+            ("--listen", "--listen"),
+            ("--listen localhost:1", "IP:PORT"),
+            ("--listen 127.0.0.1", "IP:PORT"),
+            ("--listen 127.0.0.1:70000", "IP:PORT"),
+            ("--connect nowhere", "IP:PORT"),
+            ("--listen 127.0.0.1:0 --connect 127.0.0.1:1", "--connect"),
+            ("--layers 4096 --tokens 16777216 --token-bytes 16777216", "memory"),
+            (&format!("--connect {nobody} --tokens 64"), &nobody),
+            (&format!("--file {missing}"), &missing),
+            (&format!("--file {directory}"), &directory),
+            (&format!("--listen 127.0.0.1:0 --file {directory}"), &directory),
+        ] {
+            complains(kv_stream(args), about).await;
+        }
+        for (value, about) in
+            [("profile=fast", "profile=fast"), ("garbage", "garbage"), ("seed=-1", "seed"), ("a=b", "a=b")]
+        {
+            let mut command = kv_stream("--tokens 64");
+            command.env("LANDFALL_SOFT", value);
+            complains(command, about).await;
+        }
+    });
+}
+
+/// The writing end of a pipe whose reader has gone.
+fn nobody_reads() -> Stdio {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    writer.into()
+}
+
+/// A reader that goes away, or a full disk, is an error like any other.
+#[test]
+fn r10_a_closed_standard_output_is_no_panic() {
+    block_on(async {
+        for args in ["--help", "--tokens 64 --json", "--tokens 64"] {
+            let mut command = kv_stream(args);
+            let child = command.stdout(nobody_reads()).spawn().unwrap();
+            let out = within(args, child.wait_with_output()).await.unwrap();
+            assert_eq!(out.status.code(), Some(1), "{args}");
+            is_a_complaint("kv_stream", &text(&out.stderr), "standard output");
+            let mut command = kv_stream(args);
+            command.stdout(std::fs::File::options().write(true).open("/dev/full").unwrap());
+            let out = within(args, command.spawn().unwrap().wait_with_output()).await.unwrap();
+            assert_eq!(out.status.code(), Some(1), "{args}");
+            is_a_complaint("kv_stream", &text(&out.stderr), "standard output");
+        }
+        let mut child = kv_stream("--fast").stderr(nobody_reads()).spawn().unwrap();
+        assert_eq!(within("its end", child.wait()).await.unwrap().code(), Some(2));
+    });
+}
+
+async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    within(what, async {
+        while !done() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// K5: either side is killed in the middle of a stream; the other one says so in one line.
+#[test]
+fn k5_a_killed_peer_is_one_line() {
+    block_on(async {
+        let scratch = Scratch::new("killed");
+        for kill_the_sender in [false, true] {
+            let stored = scratch.path("stored");
+            let _ = std::fs::remove_file(&stored);
+            let mut listener = Listener::start(&format!("--file {stored}")).await;
+            let connect = format!("--connect {} --file {}", listener.address, scratch.endless());
+            let mut sender = kv_stream(&connect).spawn().unwrap();
+            until("the stream to flow", || {
+                for (name, child) in [("sender", &mut sender), ("listener", &mut listener.child)] {
+                    assert_eq!(child.try_wait().unwrap(), None, "the {name} has ended");
+                }
+                std::fs::metadata(&stored).is_ok_and(|m| m.len() > 0)
+            })
+            .await;
+            if kill_the_sender {
+                sender.kill().await.unwrap();
+                let (code, said) = listener.end().await;
+                assert_eq!(code, Some(1), "{said}");
+                is_a_complaint("kv_stream", &said, "ended");
+            } else {
+                listener.child.kill().await.unwrap();
+                let out = within("the sender's end", sender.wait_with_output()).await.unwrap();
+                assert_eq!((out.status.code(), text(&out.stdout)), (Some(1), String::new()));
+                // By a write, or between two.
+                let said = text(&out.stderr);
+                is_a_complaint(
+                    "kv_stream",
+                    &said,
+                    if said.contains("lost") { "" } else { "the channel has ended" },
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn k5_the_killed_peer_of_a_lone_process_is_one_line() {
+    block_on(async {
+        let scratch = Scratch::new("alone");
+        let sender = kv_stream(&format!("--file {}", scratch.endless())).spawn().unwrap();
+        let id = sender.id().unwrap();
+        let children =
+            || std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+        until("the peer", || !children().is_empty()).await;
+        let peer: libc::pid_t = children().split_whitespace().next().unwrap().parse().unwrap();
+        // SAFETY: no memory is involved; the process is a child of our child, which has not waited for it.
+        assert_eq!(unsafe { libc::kill(peer, libc::SIGKILL) }, 0);
+        let out = within("the sender's end", sender.wait_with_output()).await.unwrap();
+        assert_eq!((out.status.code(), text(&out.stdout)), (Some(1), String::new()));
+        is_a_complaint("kv_stream", &text(&out.stderr), "");
+    });
+}
+
+fn ping_pong(args: &str) -> Command {
+    let mut command = example("ping_pong");
+    command.args(args.split_whitespace());
+    command
+}
+
+#[test]
+fn k9_ping_pong_reports_every_operation_and_size() {
+    block_on(async {
+        for (profile, spin, mode) in PROFILES
+            .into_iter()
+            .zip([0, 50, 0, 50])
+            .map(|(p, spin)| (p, spin, if spin == 0 { "event" } else { "spin" }))
+        {
+            let seen = report(ping_pong(&format!(
+                "--profile {profile} --spin {spin} --op send,imm,write,kv --sizes 2,4097,65536 --iters 40 --warmup 4"
+            )))
+            .await;
+            assert_eq!((&seen["profile"], &seen["mode"]), (&profile.into(), &mode.into()));
+            let results = seen["results"].as_array().unwrap();
+            assert_eq!(results.len(), 4 * 3);
+            for (at, result) in results.iter().enumerate() {
+                assert_eq!(result["op"], ["send", "imm", "write", "kv"][at / 3]);
+                assert_eq!(result["size"], [2, 4097, 65536][at % 3]);
+                assert_eq!(result["iters"], 40);
+                let us = |field: &str| result[field].as_f64().unwrap();
+                assert!(
+                    us("p50_us") > 0.0 && us("p50_us") <= us("p99_us") && us("p99_us") <= us("p999_us"),
+                    "{result}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn b1_ping_pong_as_two_processes_after_a_bad_peer() {
+    block_on(async {
+        let mut child = ping_pong("--listen 127.0.0.1:0").spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        within("the address", stderr.read_line(&mut line)).await.unwrap();
+        let address = line.trim().strip_prefix("ping_pong: listening on ").expect("its address").to_owned();
+        let mut garbage = tokio::net::TcpStream::connect(&address).await.unwrap();
+        garbage.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        let args = format!("--connect {address} --iters 10 --warmup 0 --sizes 64 --op write,send");
+        assert_eq!(report(ping_pong(&args)).await["results"].as_array().unwrap().len(), 2);
+        let mut said = String::new();
+        within("the listener's end", stderr.read_to_string(&mut said)).await.unwrap();
+        assert_eq!(
+            (within("the listener's end", child.wait()).await.unwrap().code(), said.as_str()),
+            (Some(0), "")
+        );
+    });
+}
+
+#[test]
+fn r10_ping_pong_complains_in_one_line() {
+    block_on(async {
+        let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let busy = busy.local_addr().map(|a| (busy, a.to_string())).unwrap();
+        for (args, about) in [
+            ("--fast", "--fast"),
+            ("--op read", "read"),
+            ("--sizes", "--sizes"),
+            ("--sizes 2,,4", "--sizes"),
+            ("--sizes 0", "from 1"),
+            ("--iters 0", "--iters"),
+            ("--profile fast", "erdma-compat"),
+            ("--connect localhost", "IP:PORT"),
+            ("--connect 127.0.0.1:1", "127.0.0.1:1"),
+            ("--listen 127.0.0.1:0 --listen 127.0.0.1:0", "--listen"),
+            (&format!("--listen {}", busy.1), &busy.1),
+            // One byte more than a message of the device has.
+            ("--profile tiny --op send --sizes 65537 --iters 1", "65536"),
+            ("--profile tiny --op imm --sizes 65537 --iters 1", "65536"),
+        ] {
+            complains(ping_pong(args), about).await;
+        }
+        let mut command = ping_pong("");
+        command.env("LANDFALL_SOFT", "profile=fast");
+        complains(command, "profile=fast").await;
+        let child = ping_pong("--help").stdout(nobody_reads()).spawn().unwrap();
+        let out = within("help", child.wait_with_output()).await.unwrap();
+        assert_eq!(out.status.code(), Some(1));
+        is_a_complaint("ping_pong", &text(&out.stderr), "standard output");
+    });
+}
