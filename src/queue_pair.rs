@@ -333,6 +333,9 @@ impl QueuePair {
     /// # Errors
     /// [`QpError::Limit`] for an option or an MTU out of range; [`QpError::State`] when it was connected before, has
     /// failed or is closed.
+    ///
+    /// # Cancel safety
+    /// It does not wait: it is connected, or not, at the first poll.
     pub async fn connect(
         &self,
         remote: &QpEndpoint,

@@ -132,13 +132,18 @@ struct After {
 #[error("the channel has ended: {reason}")]
 pub struct ChannelClosed {
     pub(crate) reason: String,
-    pub(crate) graceful: bool,
+    pub(crate) cause: Cause,
 }
 
 impl ChannelClosed {
     /// Whether both sides had closed it, with nothing left undone.
     pub fn is_graceful(&self) -> bool {
-        self.graceful
+        self.cause == Cause::Closed
+    }
+
+    /// Why it ended. The text of this error also has the device's words, where there are any.
+    pub fn cause(&self) -> Cause {
+        self.cause
     }
 }
 
@@ -393,7 +398,7 @@ impl KvDriver {
                 return Some(arrival);
             }
             if let Some(closed) = inner.closed() {
-                return Some(Err(ArrivalError::Closed { reason: closed.reason }));
+                return Some(Err(closed.into()));
             }
             inner.enlist(Wait::Arrival, waker);
             None
@@ -439,7 +444,7 @@ impl KvDriver {
                 Err((MessageRefused::Closed, _)) => {
                     Some(Err(closed.unwrap_or_else(|| ChannelClosed {
                         reason: "it is closing".to_owned(),
-                        graceful: true,
+                        cause: Cause::Closed,
                     })
                     .into()))
                 }
@@ -562,7 +567,7 @@ impl Inner {
             Some(words) if !graceful => format!("{cause}: {words}"),
             _ => cause.to_string(),
         };
-        Some(ChannelClosed { reason, graceful })
+        Some(ChannelClosed { reason, cause })
     }
 
     /// One bounded slice, which ends armed or with more to do.
@@ -932,5 +937,5 @@ impl WriteEntry {
 }
 
 fn ended_unknown() -> ChannelClosed {
-    ChannelClosed { reason: "ended locally".to_owned(), graceful: false }
+    ChannelClosed { reason: "ended locally".to_owned(), cause: Cause::Local }
 }

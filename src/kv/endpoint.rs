@@ -109,6 +109,9 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system; both at once.
+    ///
+    /// # Cancel safety
+    /// It does not wait; dropping the future leaves no listener.
     pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
