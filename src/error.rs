@@ -75,7 +75,9 @@ pub enum MemoryError {
         fix: &'static str,
     },
     /// Above the device's `max_mr_size`.
-    #[error("a memory region of {asked} bytes was asked for, the device's max_mr_size is {limit}; register it in pieces")]
+    #[error(
+        "a memory region of {asked} bytes was asked for, the device's max_mr_size is {limit}; register it in pieces"
+    )]
     TooLarge {
         /// Bytes asked for.
         asked: u64,
@@ -224,7 +226,9 @@ pub enum OpError {
         qp_num: u32,
     },
     /// The local queue is at its limit (non-waiting calls only).
-    #[error("the {queue} queue of queue pair {qp_num} is full ({depth} outstanding); await, or use the waiting call")]
+    #[error(
+        "the {queue} queue of queue pair {qp_num} is full ({depth} outstanding); await, or use the waiting call"
+    )]
     Full {
         /// The queue pair.
         qp_num: u32,
@@ -245,6 +249,9 @@ pub enum OpError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The buffer's keys mean nothing to this queue pair.
+    #[error("the buffer is registered in another protection domain; register it in the queue pair's own")]
+    ForeignBuffer,
     /// A send, write or read before the queue pair was connected.
     #[error("queue pair {qp_num} is not connected; connect it first (receives can be posted before)")]
     NotConnected {
@@ -260,6 +267,8 @@ pub enum OpError {
         reason: String,
     },
     /// The runtime that drove this queue has gone away.
-    #[error("the tokio runtime that drove this queue is gone; keep it alive until close().await has returned")]
+    #[error(
+        "the tokio runtime that drove this queue is gone; keep it alive until close().await has returned"
+    )]
     RuntimeGone,
 }

@@ -1,144 +1,19 @@
 //! Queue pairs: creation, connection, and a method an operation. The work is in `ring`.
 
-use std::fmt;
-use std::net::Ipv6Addr;
+mod options;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-
-use serde::{Deserialize, Serialize};
 
 use crate::completion_queue::CompletionQueue;
 use crate::device::ProtectionDomain;
 use crate::error::{OpError, QpError};
 use crate::memory::{AnySlice, RemoteSlice};
-use crate::provider::{QpAddress, QpConnect, QpInit};
+use crate::provider::{self, QpConnect, QpInit};
 use crate::ring::{Batch, Buffer, FirstCause, HalfId, NoEntries, Op, OpFuture, QpCore, Rejected, Side, Tie};
 
-/// How a queue pair is made.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct QpConfig {
-    /// Sends, writes and reads that may be outstanding.
-    pub send_depth: u32,
-    /// Receives that may be posted.
-    pub recv_depth: u32,
-    /// Payloads of SEND and WRITE up to this many bytes are copied when they are posted (`IBV_SEND_INLINE`).
-    pub max_inline: u32,
-}
-
-impl QpConfig {
-    /// Depths of the send and the receive queue.
-    pub fn new(send_depth: u32, recv_depth: u32) -> Self {
-        Self { send_depth, recv_depth, max_inline: 0 }
-    }
-
-    /// Sets the largest payload that is copied at the post.
-    pub fn max_inline(mut self, bytes: u32) -> Self {
-        self.max_inline = bytes;
-        self
-    }
-}
-
-impl Default for QpConfig {
-    /// 16 and 16: what every device has.
-    fn default() -> Self {
-        Self::new(16, 16)
-    }
-}
-
-/// Which side of a connection dials, where a transport has to. Exactly one side is active.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Role {
-    /// Dials.
-    Active,
-    /// Is dialled.
-    Passive,
-}
-
-/// Attributes of a connection. The defaults suit a data centre.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ConnectOptions {
-    /// READs that each side may have outstanding at most; the smaller of both sides and of the devices is used.
-    pub max_rd_atomic: u8,
-    /// Local ACK time-out: 4.096 µs × 2^timeout, at most 31; 0 is for ever.
-    pub timeout: u8,
-    /// Retries after a time-out, at most 6: some drivers take 7 as "for ever".
-    pub retry_cnt: u8,
-    /// Retries while the peer has no receive posted, at most 6: 7 is "for ever".
-    pub rnr_retry: u8,
-    /// The IB code of the wait between those, at most 31 (12 is 0.64 ms, 20 is 10.24 ms, 0 is 655.36 ms).
-    pub min_rnr_timer: u8,
-}
-
-impl Default for ConnectOptions {
-    fn default() -> Self {
-        Self { max_rd_atomic: 16, timeout: 14, retry_cnt: 6, rnr_retry: 6, min_rnr_timer: 20 }
-    }
-}
-
-impl ConnectOptions {
-    fn check(&self) -> Result<(), QpError> {
-        let limits = [
-            ("the ACK time-out code", self.timeout, 31),
-            ("retry_cnt", self.retry_cnt, 6),
-            ("rnr_retry", self.rnr_retry, 6),
-            ("the RNR timer code", self.min_rnr_timer, 31),
-        ];
-        match limits.into_iter().find(|&(_, asked, limit)| asked > limit) {
-            Some((what, asked, limit)) => {
-                Err(limit_error(what, asked.into(), limit.into(), "use a smaller value"))
-            }
-            None => Ok(()),
-        }
-    }
-}
-
-/// What a peer needs to connect to a queue pair. Plain data for an exchange of the user's own.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QpEndpoint {
-    qp_num: u32,
-    psn: u32,
-    lid: u16,
-    gid: Ipv6Addr,
-    soft_port: u16,
-    soft_key: u64,
-    mtu: u32,
-    rd_atomic: u8,
-}
-
-impl fmt::Debug for QpEndpoint {
-    /// Without the key, which lets its holder connect.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QpEndpoint")
-            .field("qp_num", &self.qp_num)
-            .field("gid", &self.gid)
-            .finish_non_exhaustive()
-    }
-}
-
-impl QpEndpoint {
-    /// The queue pair's number.
-    pub fn qp_num(&self) -> u32 {
-        self.qp_num
-    }
-
-    /// Its port's GID.
-    pub fn gid(&self) -> Ipv6Addr {
-        self.gid
-    }
-
-    fn address(&self) -> QpAddress {
-        QpAddress {
-            qp_num: self.qp_num,
-            psn: self.psn,
-            lid: self.lid,
-            gid: self.gid.octets(),
-            soft_port: self.soft_port,
-            soft_key: self.soft_key,
-        }
-    }
-}
+use options::limit_error;
+pub use options::{ConnectOptions, QpConfig, QpEndpoint, Role};
 
 /// A reliable connected queue pair.
 ///
@@ -313,18 +188,8 @@ impl QueuePair {
     /// # Errors
     /// [`QpError::State`] when the queue pair is closed.
     pub fn endpoint(&self) -> Result<QpEndpoint, QpError> {
-        let caps = self.core.pd.device().capabilities();
-        let a = self.core.with_qp(|qp| qp.address()).ok_or_else(|| self.closed("an endpoint"))?;
-        Ok(QpEndpoint {
-            qp_num: a.qp_num,
-            psn: a.psn,
-            lid: a.lid,
-            gid: a.gid.into(),
-            soft_port: a.soft_port,
-            soft_key: a.soft_key,
-            mtu: caps.active_mtu,
-            rd_atomic: caps.max_rd_atomic,
-        })
+        let address = self.core.with_qp(provider::Qp::address).ok_or_else(|| self.closed("an endpoint"))?;
+        Ok(QpEndpoint::new(address, self.core.pd.device().capabilities()))
     }
 
     /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:
@@ -365,6 +230,8 @@ impl QueuePair {
         };
         self.core.with_qp(|qp| qp.connect(&attr)).unwrap_or_else(|| Err(self.closed("connected")))?;
         self.core.connected.store(true, Ordering::Release);
+        // A software transport has something to do now, and no event says so.
+        self.send_cq.core().nudge();
         Ok(())
     }
 
@@ -459,6 +326,5 @@ impl Drop for QueuePair {
     }
 }
 
-fn limit_error(what: &'static str, asked: u64, limit: u64, fix: &'static str) -> QpError {
-    QpError::Limit { what, asked, limit, fix }
-}
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,13 @@
 //! The command line of `kv_stream`.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use landfall::device::Profile;
 
-pub const USAGE: &str = "\
+pub(crate) const USAGE: &str = "\
 kv_stream: stream KV cache, block by block, from a prefill to a decode process; each write resolves when it has landed
 
   kv_stream [OPTIONS]                   starts its peer process itself
@@ -35,7 +36,7 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
 
 /// Which side of the stream this process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
     /// Starts the receiver itself and sends.
     Alone,
     Listen(SocketAddr),
@@ -43,24 +44,24 @@ pub enum Side {
 }
 
 #[derive(Clone, Debug)]
-pub struct Args {
-    pub side: Side,
-    pub profile: Option<Profile>,
-    pub qps: usize,
-    pub spin: Duration,
-    pub requests: u32,
-    pub tokens: u32,
-    pub layers: u32,
-    pub token_bytes: u64,
-    pub page: u32,
-    pub run: u32,
-    pub seed: Option<u64>,
-    pub file: Option<PathBuf>,
-    pub deadline: Duration,
-    pub json: bool,
-    pub quiet: bool,
+pub(crate) struct Args {
+    pub(crate) side: Side,
+    pub(crate) profile: Option<Profile>,
+    pub(crate) qps: usize,
+    pub(crate) spin: Duration,
+    pub(crate) requests: u32,
+    pub(crate) tokens: u32,
+    pub(crate) layers: u32,
+    pub(crate) token_bytes: u64,
+    pub(crate) page: u32,
+    pub(crate) run: u32,
+    pub(crate) seed: Option<u64>,
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) deadline: Duration,
+    pub(crate) json: bool,
+    pub(crate) quiet: bool,
     /// Started by a `kv_stream` that is alone: the address goes to standard output as the only line.
-    pub child: bool,
+    pub(crate) child: bool,
 }
 
 impl Default for Args {
@@ -87,24 +88,33 @@ impl Default for Args {
 }
 
 /// `Ok(None)` when help was asked for.
-pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
+pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args>, String> {
     let mut a = Args::default();
-    while let Some(word) = words.next() {
+    let mut words = words.map(|word| {
+        word.into_string().map_err(|word| format!("argument {word:?} is not UTF-8; rename the file"))
+    });
+    while let Some(word) = words.next().transpose()? {
         let (flag, inline) = match word.split_once('=') {
             Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
             None => (word, None),
         };
-        let mut value = || {
-            inline.clone().or_else(|| words.next()).ok_or_else(|| format!("{flag} needs a value; see --help"))
+        let mut value = || match &inline {
+            Some(value) => Ok(value.clone()),
+            None => words.next().transpose()?.ok_or_else(|| format!("{flag} needs a value; see --help")),
         };
         match flag.as_str() {
             "--help" | "-h" => return Ok(None),
+            "--listen" | "--connect" if a.side != Side::Alone => {
+                return Err(format!(
+                    "{flag}: this process has an address already; name one of --listen and --connect"
+                ));
+            }
             "--listen" => a.side = Side::Listen(address(&flag, &value()?)?),
             "--connect" => a.side = Side::Connect(address(&flag, &value()?)?),
             "--transport" => {
                 let name = value()?;
                 if name != "tcp" {
-                    return Err(format!("--transport {name}: this build has: tcp"));
+                    return Err(format!("--transport {name:?}: this build has one transport, tcp"));
                 }
             }
             "--profile" => {
@@ -131,7 +141,10 @@ pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>, St
         }
     }
     if a.tokens % a.page != 0 {
-        return Err(format!("--tokens {} is not a multiple of --page {}; choose a page that divides it", a.tokens, a.page));
+        return Err(format!(
+            "--tokens {} is not a multiple of --page {}; choose a page that divides it",
+            a.tokens, a.page
+        ));
     }
     Ok(Some(a))
 }
@@ -144,5 +157,6 @@ fn number(flag: &str, text: &str, least: u64, most: u64) -> Result<u64, String> 
 }
 
 fn address(flag: &str, text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| format!("{flag} {text:?}: IP:PORT is needed, for instance 127.0.0.1:7471 or [::1]:0"))
+    text.parse()
+        .map_err(|_| format!("{flag} {text:?}: IP:PORT is needed, for instance 127.0.0.1:7471 or [::1]:0"))
 }

@@ -2,14 +2,14 @@
 
 /// SplitMix64 (Steele, Lea, Flood 2014): a small generator that can start anywhere.
 #[derive(Clone)]
-pub struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -24,7 +24,7 @@ impl Random {
 
 /// The bytes of page `page` of a request in `layer`. They depend on each of the arguments, so that a page that
 /// landed in another one's place, or from another request, does not compare equal.
-pub fn fill(seed: u64, request: u32, layer: u32, page: u32, out: &mut [u8]) {
+pub(crate) fn fill(seed: u64, request: u32, layer: u32, page: u32, out: &mut [u8]) {
     let place = (u64::from(request) << 40) ^ (u64::from(layer) << 28) ^ u64::from(page);
     let mut random = Random::new(seed ^ Random::new(place).next());
     let mut words = out.chunks_exact_mut(8);
@@ -38,7 +38,7 @@ pub fn fill(seed: u64, request: u32, layer: u32, page: u32, out: &mut [u8]) {
 
 /// The block ids of a request's pages on the two sides: `pages` pages fall into runs of about `mean` that are
 /// contiguous on both sides, and each side has the runs in an order of its own, as after some hours of traffic.
-pub fn placement(seed: u64, request: u32, pages: u32, mean: u32) -> (Vec<u32>, Vec<u32>) {
+pub(crate) fn placement(seed: u64, request: u32, pages: u32, mean: u32) -> (Vec<u32>, Vec<u32>) {
     let mut random = Random::new(seed ^ (u64::from(request) << 32) ^ 0x70_6c61_6365);
     let mut runs = Vec::new();
     let mut first = 0;
@@ -68,7 +68,7 @@ pub fn placement(seed: u64, request: u32, pages: u32, mean: u32) -> (Vec<u32>, V
 }
 
 /// A seed that nobody chose.
-pub fn random_seed() -> std::io::Result<u64> {
+pub(crate) fn random_seed() -> std::io::Result<u64> {
     let mut bytes = [0; 8];
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
     Ok(u64::from_le_bytes(bytes))

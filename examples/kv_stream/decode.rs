@@ -6,11 +6,11 @@ use crate::args::Args;
 use crate::prefill::{hear, say, unexpected};
 use crate::{Error, Message, data, file};
 
-pub async fn serve(args: &Args, channel: KvChannel) -> Result<bool, Error> {
-    let mut sink = match &args.file {
-        Some(path) => Some(file::Sink::create(path)?),
-        None => None,
-    };
+pub(crate) async fn serve(
+    args: &Args,
+    channel: KvChannel,
+    mut sink: Option<file::Sink>,
+) -> Result<(), Error> {
     let (mut arrivals, mut landed_bytes, mut all_right) = (0, 0, true);
     loop {
         match hear(&channel).await? {
@@ -39,7 +39,7 @@ pub async fn serve(args: &Args, channel: KvChannel) -> Result<bool, Error> {
                 all_right &= digest == sha256;
                 say(&channel, &Message::Finished { sha256: digest, arrivals, landed_bytes }).await?;
                 channel.closed().await;
-                return Ok(all_right);
+                return if all_right { Ok(()) } else { Err("what arrived is not what was sent".into()) };
             }
             other => return Err(unexpected(&other)),
         }

@@ -7,26 +7,26 @@ mod args;
 mod data;
 mod decode;
 mod file;
+mod peer;
 mod prefill;
 mod report;
 
-use std::net::SocketAddr;
-use std::process::{ExitCode, Stdio};
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
 
 use args::{Args, Side};
 use landfall::device::{Device, SoftConfig};
 use landfall::kv::{Dtype, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
 use landfall::memory::Memory;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
 
-pub type Error = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// What the two sides say to each other beside the blocks: in-band messages of the channel, as JSON.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Message {
-    /// Prefill → decode: request `index` of the stream wants blocks. `last` bytes of the last block count.
+pub(crate) enum Message {
+    /// Prefill → decode: request `index` of the stream wants blocks, and writes `bytes` that count to them.
     Request { index: u32, blocks: u32, seed: u64, bytes: u64 },
     /// Decode → prefill: here they are.
     Granted { grant: landfall::kv::Grant },
@@ -39,69 +39,86 @@ pub enum Message {
 }
 
 fn main() -> ExitCode {
-    let args = match args::parse(std::env::args().skip(1)) {
+    let args = match args::parse(std::env::args_os().skip(1)) {
         Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{}", args::USAGE);
-            return ExitCode::SUCCESS;
-        }
+        Ok(None) => return ended(print(args::USAGE)),
         Err(why) => {
-            eprintln!("kv_stream: {why}");
+            complain(&why);
             return ExitCode::from(2);
         }
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(why) => {
-            eprintln!("kv_stream: starting a tokio runtime: {why}");
-            return ExitCode::FAILURE;
-        }
+        Err(why) => return ended(Err(format!("starting a tokio runtime: {why}").into())),
     };
-    match runtime.block_on(run(&args)) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+    ended(runtime.block_on(run(&args)))
+}
+
+fn ended(result: Result<(), Error>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            eprintln!("kv_stream: {}", chain(why.as_ref()));
+            complain(&chain(why.as_ref()));
             ExitCode::FAILURE
         }
     }
 }
 
-/// An error and its causes, in one line.
+/// One line on standard error. That nobody may be there to read it is no reason to panic, as `eprintln!` does.
+fn complain(what: &str) {
+    let _ = writeln!(std::io::stderr(), "kv_stream: {}", what.replace('\n', " "));
+}
+
+/// Text on standard output. `println!` would panic when the reader has gone.
+pub(crate) fn print(text: &str) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|e| format!("writing to standard output: {e}").into())
+}
+
+/// An error and its causes, in one line. A cause that the text above it has told already is left out.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
         next = cause.source();
     }
     text
 }
 
-async fn run(args: &Args) -> Result<bool, Error> {
+/// Streams. An outcome that was not verified is an error too.
+async fn run(args: &Args) -> Result<(), Error> {
     match args.side {
         Side::Listen(address) => {
+            // Mistakes are found before anybody connects.
+            let sink = args.file.as_deref().map(file::Sink::create).transpose()?;
             let endpoint = endpoint(args, PoolAccess::Target).await?;
             let mut listener = endpoint.listen(address).await?;
             if args.child {
-                println!("{}", listener.local_addr());
+                print(&format!("{}\n", listener.local_addr()))?;
             } else {
-                eprintln!("kv_stream: listening on {}", listener.local_addr());
+                complain(&format!("listening on {}", listener.local_addr()));
             }
-            decode::serve(args, listener.accept().await?).await
+            decode::serve(args, listener.accept().await?, sink).await
         }
-        Side::Connect(address) => prefill::stream(args, &endpoint(args, PoolAccess::Source).await?, address).await,
+        Side::Connect(address) => {
+            let input = args.file.as_deref().map(file::Input::open).transpose()?;
+            prefill::stream(args, &endpoint(args, PoolAccess::Source).await?, address, input).await
+        }
         Side::Alone => {
+            let input = args.file.as_deref().map(file::Input::open).transpose()?;
             let endpoint = endpoint(args, PoolAccess::Source).await?;
-            let (mut child, address) = start_peer(args).await?;
-            let verified = prefill::stream(args, &endpoint, address).await;
-            if verified.is_err() {
-                // The peer may be waiting for a connection that will not come.
-                let _ = child.start_kill();
+            let (peer, address) = peer::Peer::start(args).await?;
+            match prefill::stream(args, &endpoint, address, input).await {
+                Ok(()) => peer.ended().await,
+                // It may be waiting for a connection that will not come; dropping it ends it.
+                Err(why) => Err(why),
             }
-            let status = child.wait().await?;
-            Ok(verified? && status.success())
         }
     }
 }
@@ -126,57 +143,26 @@ async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> 
 }
 
 /// The address on which this side's data connections are made: the one that it listens on, or that its route to the
-/// peer starts from.
-fn data_address(address: SocketAddr, listening: bool) -> Option<std::net::IpAddr> {
-    if listening {
-        return (!address.ip().is_unspecified()).then_some(address.ip());
-    }
+/// peer starts from. Listening on every address, it is that of the route to anywhere.
+fn data_address(address: SocketAddr, listening: bool) -> Option<IpAddr> {
+    let towards = match (listening, address.ip()) {
+        (false, _) => address,
+        (true, ip) if !ip.is_unspecified() => return Some(ip),
+        // Addresses for documentation (RFC 5737, RFC 3849).
+        (true, IpAddr::V4(_)) => (Ipv4Addr::new(192, 0, 2, 1), 9).into(),
+        (true, IpAddr::V6(_)) => (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9).into(),
+    };
     // Connecting a datagram socket sends nothing; it only chooses a route.
-    let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
+    let any: SocketAddr = if towards.is_ipv4() { ([0; 4], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = std::net::UdpSocket::bind(any).ok()?;
-    socket.connect(address).ok()?;
+    socket.connect(towards).ok()?;
     Some(socket.local_addr().ok()?.ip())
 }
 
-pub fn layout(args: &Args) -> Result<Layout, Error> {
+pub(crate) fn layout(args: &Args) -> Result<Layout, Error> {
     if args.file.is_some() {
         return file::layout();
     }
     let block_bytes = u64::from(args.page) * args.token_bytes;
     Ok(Layout::contiguous(args.layers, args.tokens / args.page, block_bytes)?.with_dtype(Dtype::new("bf16")?))
-}
-
-/// Starts this program again as the decode side, on an address of its own choice.
-async fn start_peer(args: &Args) -> Result<(Child, SocketAddr), Error> {
-    let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--child", "--quiet", "--listen", "127.0.0.1:0"]);
-    let mut option = |flag: &str, value: String| {
-        command.arg(format!("{flag}={value}"));
-    };
-    option("--qps", args.qps.to_string());
-    option("--spin", args.spin.as_micros().to_string());
-    option("--requests", args.requests.to_string());
-    option("--tokens", args.tokens.to_string());
-    option("--layers", args.layers.to_string());
-    option("--token-bytes", args.token_bytes.to_string());
-    option("--page", args.page.to_string());
-    option("--run", args.run.to_string());
-    option("--deadline", args.deadline.as_secs().to_string());
-    if let Some(profile) = args.profile {
-        option("--profile", profile.to_string());
-    }
-    if args.file.is_some() {
-        option("--file", "/dev/null".to_owned());
-    }
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let stdout = child.stdout.take().ok_or("the peer process has no standard output")?;
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line).await?;
-    match line.trim().parse() {
-        Ok(address) => Ok((child, address)),
-        Err(_) => {
-            let status = child.wait().await?;
-            Err(format!("the peer process ended before it listened ({status}); its message is above").into())
-        }
-    }
 }

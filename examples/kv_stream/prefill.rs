@@ -9,12 +9,17 @@ use crate::args::Args;
 use crate::report::{Progress, Report};
 use crate::{Error, Message, data, file};
 
-pub async fn stream(args: &Args, endpoint: &KvEndpoint, address: SocketAddr) -> Result<bool, Error> {
+pub(crate) async fn stream(
+    args: &Args,
+    endpoint: &KvEndpoint,
+    address: SocketAddr,
+    input: Option<file::Input>,
+) -> Result<(), Error> {
     let channel = endpoint.connect(address).await?;
-    let mut report = Report::new(args, endpoint);
-    let sent = match &args.file {
-        Some(path) => {
-            let digest = file::send(args, endpoint.pool(), &channel, path, &mut report).await?;
+    let mut report = Report::new(endpoint);
+    let sent = match input {
+        Some(input) => {
+            let digest = input.send(args, endpoint.pool(), &channel, &mut report).await?;
             say(&channel, &Message::Finish { sha256: Some(digest.clone()) }).await?;
             Some(digest)
         }
@@ -30,12 +35,18 @@ pub async fn stream(args: &Args, endpoint: &KvEndpoint, address: SocketAddr) -> 
         }
         other => return Err(unexpected(&other)),
     }
-    let verified = report.print(args, &channel)?;
+    let verified = report.is_verified();
+    report.print(args, &channel)?;
     channel.close().await?;
-    Ok(verified)
+    if verified { Ok(()) } else { Err("what landed is not what was sent".into()) }
 }
 
-async fn synthetic(args: &Args, pool: &KvPool, channel: &KvChannel, report: &mut Report) -> Result<(), Error> {
+async fn synthetic(
+    args: &Args,
+    pool: &KvPool,
+    channel: &KvChannel,
+    report: &mut Report,
+) -> Result<(), Error> {
     let seed = match args.seed {
         Some(seed) => seed,
         None => data::random_seed()?,
@@ -55,7 +66,7 @@ async fn synthetic(args: &Args, pool: &KvPool, channel: &KvChannel, report: &mut
 }
 
 /// One request: ask, be granted, write, until it has landed. Gives the blocks back.
-pub async fn write(
+pub(crate) async fn write(
     args: &Args,
     channel: &KvChannel,
     report: &mut Report,
@@ -73,7 +84,7 @@ pub async fn write(
     Ok(landed)
 }
 
-pub async fn verdict(channel: &KvChannel, report: &mut Report, expected: u32) -> Result<(), Error> {
+pub(crate) async fn verdict(channel: &KvChannel, report: &mut Report, expected: u32) -> Result<(), Error> {
     match hear(channel).await? {
         Message::Verified { index, wrong, first } if index == expected => {
             report.verified(wrong, first);
@@ -94,11 +105,11 @@ fn fill(args: &Args, seed: u64, request: u32, blocks: &mut Blocks) -> Result<(),
     Ok(())
 }
 
-pub async fn say(channel: &KvChannel, message: &Message) -> Result<(), Error> {
+pub(crate) async fn say(channel: &KvChannel, message: &Message) -> Result<(), Error> {
     Ok(channel.send_message(serde_json::to_vec(message)?).await?)
 }
 
-pub async fn hear(channel: &KvChannel) -> Result<Message, Error> {
+pub(crate) async fn hear(channel: &KvChannel) -> Result<Message, Error> {
     let limit = Duration::from_secs(300);
     match tokio::time::timeout(limit, channel.recv_message()).await {
         Ok(message) => Ok(serde_json::from_slice(&message?)?),
@@ -106,6 +117,6 @@ pub async fn hear(channel: &KvChannel) -> Result<Message, Error> {
     }
 }
 
-pub fn unexpected(message: &Message) -> Error {
+pub(crate) fn unexpected(message: &Message) -> Error {
     format!("the peer said {message:?}, which does not belong here").into()
 }

@@ -3,12 +3,12 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use landfall::kv::{KvChannel, KvEndpoint, Landed};
+use landfall::kv::{KvChannel, KvEndpoint, Landed, PathReport};
 
 use crate::Error;
 use crate::args::Args;
 
-pub struct Report {
+pub(crate) struct Report {
     profile: String,
     requests: u64,
     descriptors: u64,
@@ -24,7 +24,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new(_args: &Args, endpoint: &KvEndpoint) -> Self {
+    pub(crate) fn new(endpoint: &KvEndpoint) -> Self {
         let profile = endpoint.device().profile().map_or_else(String::new, |p| p.to_string());
         Self {
             profile,
@@ -41,7 +41,7 @@ impl Report {
         }
     }
 
-    pub fn add(&mut self, landed: &Landed) {
+    pub(crate) fn add(&mut self, landed: &Landed) {
         self.requests += 1;
         self.descriptors += landed.descriptors;
         self.wrs += landed.wrs;
@@ -50,68 +50,84 @@ impl Report {
         self.landed += landed.landed;
     }
 
-    pub fn verified(&mut self, wrong: u64, first: Option<String>) {
+    pub(crate) fn verified(&mut self, wrong: u64, first: Option<String>) {
         self.wrong += wrong;
         if self.first_wrong.is_none() {
             self.first_wrong = first;
         }
     }
 
-    pub fn finish(&mut self, same_digest: bool, arrivals: u64, bytes: u64, sha256: Option<String>) {
+    pub(crate) fn finish(&mut self, same_digest: bool, arrivals: u64, bytes: u64, sha256: Option<String>) {
         self.agreed = same_digest && arrivals == self.requests && bytes == self.landed_bytes;
         self.sha256 = sha256;
     }
 
-    /// Prints the report; whether everything was verified.
-    pub fn print(&self, args: &Args, channel: &KvChannel) -> Result<bool, Error> {
-        let verified = self.wrong == 0 && self.agreed;
+    /// Whether every block was right, and both sides have counted the same.
+    pub(crate) fn is_verified(&self) -> bool {
+        self.wrong == 0 && self.agreed
+    }
+
+    pub(crate) fn print(&self, args: &Args, channel: &KvChannel) -> Result<(), Error> {
         let path = channel.path();
+        crate::print(&if args.json { self.json(&path) } else { self.text(&path) })
+    }
+
+    /// Bytes a second, in units of 10⁹, over the time from each call to its landing.
+    fn gb_per_s(&self) -> f64 {
         let seconds = self.landed.as_secs_f64();
-        let gb_per_s = if seconds > 0.0 { self.landed_bytes as f64 / seconds / 1e9 } else { 0.0 };
-        if args.json {
-            let mut object = serde_json::json!({
-                "transport": path.transport,
-                "profile": self.profile,
-                "bootstrap": path.bootstrap,
-                "requests": self.requests,
-                "descriptors": self.descriptors,
-                "wrs": self.wrs,
-                "landed_bytes": self.landed_bytes,
-                "verified": verified,
-                "local_s": self.local.as_secs_f64(),
-                "landed_s": seconds,
-                "gb_per_s": gb_per_s,
-                "path": path,
-            });
-            if let Some(sha256) = &self.sha256 {
-                object["sha256"] = sha256.as_str().into();
-            }
-            println!("{object}");
-        } else {
-            println!(
-                "{} requests, {} descriptors in {} work requests, {} bytes",
-                self.requests, self.descriptors, self.wrs, self.landed_bytes
-            );
-            println!(
-                "local completion {:.3} s, landed {seconds:.3} s, {gb_per_s:.2} GB/s",
-                self.local.as_secs_f64()
-            );
-            println!("path: {path}");
-            if let Some(sha256) = &self.sha256 {
-                println!("sha256 {sha256}");
-            }
-            match (verified, &self.first_wrong) {
-                (true, _) => println!("verified: every block landed in its place"),
-                (false, Some(first)) => println!("NOT verified: {} blocks are wrong, the first is {first}", self.wrong),
-                (false, None) => println!("NOT verified: the far end counted other arrivals, bytes or digest"),
-            }
+        if seconds > 0.0 { self.landed_bytes as f64 / seconds / 1e9 } else { 0.0 }
+    }
+
+    fn json(&self, path: &PathReport) -> String {
+        let mut object = serde_json::json!({
+            "transport": path.transport,
+            "profile": self.profile,
+            "bootstrap": path.bootstrap,
+            "requests": self.requests,
+            "descriptors": self.descriptors,
+            "wrs": self.wrs,
+            "landed_bytes": self.landed_bytes,
+            "verified": self.is_verified(),
+            "local_s": self.local.as_secs_f64(),
+            "landed_s": self.landed.as_secs_f64(),
+            "gb_per_s": self.gb_per_s(),
+            "path": path,
+        });
+        if let Some(sha256) = &self.sha256 {
+            object["sha256"] = sha256.as_str().into();
         }
-        Ok(verified)
+        format!("{object}\n")
+    }
+
+    fn text(&self, path: &PathReport) -> String {
+        let mut text = format!(
+            "{} requests, {} descriptors in {} work requests, {} bytes\n\
+             local completion {:.3} s, landed {:.3} s, {:.2} GB/s\n\
+             path: {path}\n",
+            self.requests,
+            self.descriptors,
+            self.wrs,
+            self.landed_bytes,
+            self.local.as_secs_f64(),
+            self.landed.as_secs_f64(),
+            self.gb_per_s()
+        );
+        if let Some(sha256) = &self.sha256 {
+            text += &format!("sha256 {sha256}\n");
+        }
+        text += &match (self.is_verified(), &self.first_wrong) {
+            (true, _) => "verified: every block landed in its place\n".to_owned(),
+            (false, Some(first)) => {
+                format!("NOT verified: {} blocks are wrong, the first is {first}\n", self.wrong)
+            }
+            (false, None) => "NOT verified: the far end counted other arrivals, bytes or digest\n".to_owned(),
+        };
+        text
     }
 }
 
 /// A bar on standard error, when that is a terminal.
-pub struct Progress {
+pub(crate) struct Progress {
     total: u64,
     done: u64,
     start: Instant,
@@ -119,12 +135,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new(args: &Args, total: u64) -> Self {
+    pub(crate) fn new(args: &Args, total: u64) -> Self {
         let show = !args.quiet && std::io::stderr().is_terminal();
         Self { total, done: 0, start: Instant::now(), show }
     }
 
-    pub fn add(&mut self, bytes: u64) {
+    pub(crate) fn add(&mut self, bytes: u64) {
         self.done += bytes;
         if !self.show {
             return;
@@ -132,11 +148,23 @@ impl Progress {
         const WIDTH: u64 = 40;
         let filled = (self.done * WIDTH).checked_div(self.total).unwrap_or(WIDTH).min(WIDTH) as usize;
         let bar = "#".repeat(filled) + &"-".repeat(WIDTH as usize - filled);
-        let end = if self.done >= self.total { "\n" } else { "" };
         let seconds = self.start.elapsed().as_secs_f64();
         let mut err = std::io::stderr().lock();
         // A terminal that went away is no reason to stop.
-        let _ = write!(err, "\r[{bar}] {} of {} MB, {seconds:.1} s{end}", self.done / 1_000_000, self.total / 1_000_000);
+        let _ = write!(
+            err,
+            "\r[{bar}] {} of {} MB, {seconds:.1} s",
+            self.done / 1_000_000,
+            self.total / 1_000_000
+        );
         let _ = err.flush();
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.show && self.done > 0 {
+            let _ = writeln!(std::io::stderr());
+        }
     }
 }

@@ -5,7 +5,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-
 /// Where a connect or an accept stood when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -99,7 +99,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ReplyReceived<S> {
         refuse(&mut self.stream, self.epoch, &reject, self.deadline).await;
         reject.local_error()
     }
-
 }
 
 /// A connection that has not said hello.

@@ -94,6 +94,13 @@ impl Device {
     /// [`DeviceError::Os`] when no socket can be bound to its address.
     pub fn soft(config: SoftConfig) -> Result<Self, DeviceError> {
         let (profile, address) = (config.profile, config.address);
+        if address.is_unspecified() || address.is_multicast() {
+            return Err(DeviceError::Config {
+                what: "address of a soft device",
+                got: address.to_string(),
+                expected: "an address of this host that its peers can reach".to_owned(),
+            });
+        }
         let device = SoftDevice::open(&config)?;
         let inner = Inner {
             provider: provider::Device::Soft(device),
@@ -113,6 +120,13 @@ impl Device {
     pub fn transport(&self) -> &'static str {
         match self.inner.provider {
             provider::Device::Soft(_) => "soft-tcp",
+        }
+    }
+
+    /// Whether it is an RDMA device, and not the soft provider.
+    pub fn is_rdma(&self) -> bool {
+        match self.inner.provider {
+            provider::Device::Soft(_) => false,
         }
     }
 
@@ -158,3 +172,6 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

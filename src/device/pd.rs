@@ -58,7 +58,11 @@ impl ProtectionDomain {
     ///
     /// # Cancel safety
     /// As [`register_local`](Self::register_local).
-    pub async fn register_exposed(&self, memory: Memory, access: Access) -> Result<Region<Exposed>, MemoryError> {
+    pub async fn register_exposed(
+        &self,
+        memory: Memory,
+        access: Access,
+    ) -> Result<Region<Exposed>, MemoryError> {
         self.register(memory, access.flags()).await
     }
 

@@ -77,10 +77,12 @@ impl SoftConfig {
                     })?;
                 }
                 ("seed", v) => {
-                    this.seed = v.parse().map_err(|_| config(pair, "seed=N with N from 0 to 2^64-1, in decimal"))?;
+                    this.seed =
+                        v.parse().map_err(|_| config(pair, "seed=N with N from 0 to 2^64-1, in decimal"))?;
                 }
                 ("address", v) => {
-                    this.address = v.parse().map_err(|_| config(pair, "address=IP, an IPv4 or IPv6 address"))?;
+                    this.address =
+                        v.parse().map_err(|_| config(pair, "address=IP, an IPv4 or IPv6 address"))?;
                 }
                 _ => return Err(config(pair, "one of the keys profile, seed, address")),
             }

@@ -26,6 +26,7 @@ pub struct KvConfig {
     pub(crate) peer_timeout: Duration,
     pub(crate) abort_grace: Duration,
     pub(crate) connect_timeout: Duration,
+    pub(crate) require_rdma: bool,
 }
 
 impl Default for KvConfig {
@@ -43,6 +44,7 @@ impl Default for KvConfig {
             peer_timeout: Duration::from_secs(5),
             abort_grace: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(10),
+            require_rdma: false,
         }
     }
 }
@@ -103,6 +105,13 @@ impl KvConfig {
     /// device's queues are short. Default 128.
     pub fn data_credits(mut self, credits: u32) -> Self {
         self.data_credits = credits;
+        self
+    }
+
+    /// Refuses every device that is not an RDMA device, so that nothing falls back to TCP unnoticed (K9). Default off;
+    /// [`PathReport::transport`](super::PathReport::transport) says which way was taken in any case.
+    pub fn require_rdma(mut self, require: bool) -> Self {
+        self.require_rdma = require;
         self
     }
 

@@ -18,8 +18,8 @@ use super::grant::{Binding, Grant};
 use super::lock;
 use super::pool::{Blocks, KvPool};
 use super::proto::{
-    Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received, Refused, Resolution,
-    Transmitted,
+    Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received, Refused,
+    Resolution, Transmitted,
 };
 use super::proto::{TransferId, WriteRequest as ProtoWrite};
 use super::queues::{Outbox, Queue};
@@ -105,6 +105,7 @@ enum State {
 struct WriteEntry {
     source: Arc<Blocks>,
     started: Instant,
+    planned: Duration,
     local: Option<Instant>,
     landed: Option<Instant>,
     outcome: Option<Outcome>,
@@ -263,6 +264,9 @@ impl KvDriver {
     }
 
     /// Polls `ready` under the lock; while it has nothing, drives for up to the spin budget, then leaves the waker.
+    ///
+    /// Spinning polls without arming. The task may sleep meanwhile: what it relies on, its arm, is not used up by that
+    /// without an event that wakes it.
     fn wait<T>(
         &self,
         cx: &Context<'_>,
@@ -287,8 +291,6 @@ impl KvDriver {
                 }
                 std::hint::spin_loop();
             }
-            // What this thread has polled raises no event any more: the task must look whether work is left.
-            self.nudge();
         }
         match self.locked(|inner, after| ready(inner, after, Some(cx.waker()))) {
             Some(out) => Poll::Ready(out),
@@ -371,7 +373,8 @@ impl KvDriver {
                         connection: self.connection_id,
                     };
                     // A claim holds each block once, and fewer than there are u32s.
-                    let grant = Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
+                    let grant =
+                        Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
                     inner.grants.insert(id, blocks);
                     Ok(grant)
                 }
@@ -426,7 +429,9 @@ impl KvDriver {
         let now = Instant::now();
         let out = self.locked(|inner, after| {
             let closed = inner.closed();
-            let Some(conn) = &mut inner.conn else { return Some(Err(closed.unwrap_or_else(ended_unknown).into())) };
+            let Some(conn) = &mut inner.conn else {
+                return Some(Err(closed.unwrap_or_else(ended_unknown).into()));
+            };
             let bytes = message.take().unwrap_or_default();
             match conn.send_message(bytes) {
                 Ok(()) => {
@@ -441,13 +446,12 @@ impl KvDriver {
                     inner.enlist(Wait::Room, Some(cx.waker()));
                     None
                 }
-                Err((MessageRefused::Closed, _)) => {
-                    Some(Err(closed.unwrap_or_else(|| ChannelClosed {
+                Err((MessageRefused::Closed, _)) => Some(Err(closed
+                    .unwrap_or_else(|| ChannelClosed {
                         reason: "it is closing".to_owned(),
                         cause: Cause::Closed,
                     })
-                    .into()))
-                }
+                    .into())),
             }
         });
         match out {
@@ -536,7 +540,8 @@ impl Drive for KvDriver {
     }
 }
 
-const RUNTIME_GONE: &str = "the tokio runtime that drove it is gone; keep it alive until close().await has returned";
+const RUNTIME_GONE: &str =
+    "the tokio runtime that drove it is gone; keep it alive until close().await has returned";
 
 impl Inner {
     fn next_timeout(&self) -> Option<Instant> {
@@ -572,21 +577,23 @@ impl Inner {
 
     /// One bounded slice, which ends armed or with more to do.
     fn drive(&mut self, now: Instant, after: &mut After) -> Step {
+        let mut armed = false;
         for _ in 0..POLLS {
+            let busy = self.poll_once(now, after);
             if self.is_ended() {
                 return Step::Done;
             }
-            if self.poll_once(now, after) {
+            if busy {
+                armed = false;
                 continue;
             }
+            // Poll, arm, poll again (R3). On a software transport the second poll may have stopped in the middle of I/O
+            // that raises no event any more; arming once more asks for that too.
             match self.cq.arm() {
                 Ok(Armed::More) => return Step::More,
-                Ok(Armed::Armed) => {}
+                Ok(Armed::Armed) if armed => return Step::Idle,
+                Ok(Armed::Armed) => armed = true,
                 Err(error) => self.fail(Cause::Transport, &format!("arming the queue: {error}"), now, after),
-            }
-            // What came between the poll and the arm raises no event: look once more (R3).
-            if !self.poll_once(now, after) {
-                return if self.is_ended() { Step::Done } else { Step::Idle };
             }
         }
         Step::More
@@ -626,7 +633,8 @@ impl Inner {
         let Some(qp) = self.queues.iter().position(|q| q.generation() == id.qp_generation) else { return };
         let ok = cqe.status == WcStatus::Success;
         if !ok && cqe.status != WcStatus::Flushed {
-            let words = format!("queue pair {}: {:?} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
+            let words =
+                format!("queue pair {}: {:?} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
             self.fail(Cause::Transport, &words, now, after);
         } else if !ok {
             self.fail(Cause::Transport, "flushed", now, after);
@@ -738,6 +746,8 @@ impl Inner {
         }
         self.events(now, after);
         self.state = State::Ended { cause };
+        // Whoever has come here, the task must see that it is over.
+        after.nudge = true;
         after.ledger = self.conn.take().map(|conn| {
             let mut ledger = conn.into_ledger();
             // Their blocks go back to the pool now, so nobody may write to them under these grants any more. The sender
@@ -839,6 +849,7 @@ impl Inner {
             Ok(plan) => plan,
             Err(error) => return refuse(error, request),
         };
+        let planned = started.elapsed();
         let grant = GrantRef {
             id: request.grant.id(),
             owner_epoch: request.grant.owner_epoch(),
@@ -859,6 +870,7 @@ impl Inner {
                     WriteEntry {
                         source: request.source,
                         started,
+                        planned,
                         local: None,
                         landed: None,
                         outcome: None,
@@ -883,7 +895,9 @@ impl Inner {
             Err(Refused::PeerRestarted { grant, peer }) => {
                 refuse(WriteError::PeerRestarted { grant, peer }, request)
             }
-            Err(Refused::WrongPeer { bound, local }) => refuse(WriteError::NotOurs { bound, ours: local }, request),
+            Err(Refused::WrongPeer { bound, local }) => {
+                refuse(WriteError::NotOurs { bound, ours: local }, request)
+            }
             Err(Refused::OutOfRange { asked, granted }) => {
                 refuse(WriteError::OutOfRange { what: "byte", index: asked, limit: granted }, request)
             }
@@ -919,6 +933,7 @@ impl Inner {
                     bytes: entry.bytes,
                     descriptors: entry.descriptors,
                     wrs: entry.wrs,
+                    planned: entry.planned,
                     local: entry.local.map_or(landed, |at| at - entry.started),
                     landed,
                 })

@@ -15,7 +15,8 @@ use super::peers::{Answer, Peers};
 use super::pool::KvPool;
 use super::setup::{self, Built};
 use crate::connect::{
-    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree, client, dial,
+    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree,
+    client, dial,
 };
 use crate::device::{Device, ProtectionDomain};
 use crate::error::DeviceError;
@@ -80,6 +81,13 @@ impl KvEndpoint {
         }
         let pd = pool.pd().clone();
         let device = pd.device().clone();
+        if config.require_rdma && !device.is_rdma() {
+            return Err(DeviceError::Unsupported {
+                what: "RDMA, which KvConfig::require_rdma asks for,",
+                device: device.name().to_owned(),
+                fix: "open an RDMA device, or do not require it",
+            });
+        }
         // Checked here, so that the mistake is found before anybody connects.
         config.clone().fit(device.capabilities())?;
         let os = |source| DeviceError::Os { what: "reading random bytes", source };
@@ -155,9 +163,8 @@ impl KvEndpoint {
             // The channel that the peer or a dial of its own has made with us.
             Err(ConnectError::Duplicate { winner }) => {
                 let peers = &self.shared.peers;
-                let found = deadline.run(Stage::HelloReply, async {
-                    Ok(peers.until(|| peers.channel(winner)).await)
-                });
+                let found = deadline
+                    .run(Stage::HelloReply, async { Ok(peers.until(|| peers.channel(winner)).await) });
                 Ok(KvChannel { inner: found.await? })
             }
             other => other,
@@ -406,4 +413,3 @@ impl Drop for KvListener {
         self.task.abort();
     }
 }
-

@@ -102,11 +102,7 @@ impl Grant {
     }
 
     /// Grants runs of `(first block, number of blocks)`, in that order.
-    pub(crate) fn from_runs(
-        binding: Binding,
-        id: u64,
-        runs: Vec<(u32, u32)>,
-    ) -> Result<Self, GrantError> {
+    pub(crate) fn from_runs(binding: Binding, id: u64, runs: Vec<(u32, u32)>) -> Result<Self, GrantError> {
         let mut total = 0u32;
         let mut out = Vec::with_capacity(runs.len());
         for (start, len) in runs {

@@ -193,7 +193,15 @@ impl Layout {
         if !blocks_inside && !layers_inside {
             return Err(LayoutError::Overlap { layers, blocks, block_bytes, layer_stride, block_stride });
         }
-        Ok(Self { layers, blocks, block_bytes, layer_stride, block_stride, dtype: Dtype::default(), required })
+        Ok(Self {
+            layers,
+            blocks,
+            block_bytes,
+            layer_stride,
+            block_stride,
+            dtype: Dtype::default(),
+            required,
+        })
     }
 
     /// Names the element type.

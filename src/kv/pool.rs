@@ -35,7 +35,9 @@ pub enum PoolAccess {
 #[non_exhaustive]
 pub enum PoolError {
     /// Not enough free blocks now; `KvPool::alloc` waits instead.
-    #[error("{asked} blocks were asked for, {free} of {total} are free; wait for some to come back, or make the pool larger")]
+    #[error(
+        "{asked} blocks were asked for, {free} of {total} are free; wait for some to come back, or make the pool larger"
+    )]
     Exhausted {
         /// Blocks asked for.
         asked: u64,
@@ -298,15 +300,17 @@ impl KvPool {
                 limit: layout.layers().into(),
             });
         }
-        let end = at.checked_add(len).unwrap_or(u64::MAX);
+        let end = at.saturating_add(len);
         if end > layout.block_bytes() {
             return Err(PoolError::OutOfRange { what: "byte", index: end, limit: layout.block_bytes() });
         }
         match layout.offset(layer, block) {
             Some(offset) => Ok(offset + at),
-            None => {
-                Err(PoolError::OutOfRange { what: "block", index: block.into(), limit: layout.blocks().into() })
-            }
+            None => Err(PoolError::OutOfRange {
+                what: "block",
+                index: block.into(),
+                limit: layout.blocks().into(),
+            }),
         }
     }
 }
@@ -378,9 +382,11 @@ impl Blocks {
         let run = self.ends.partition_point(|&end| end <= position);
         match self.runs.get(run) {
             Some(&(start, len)) => Ok(start + (position - (self.ends[run] - len))),
-            None => {
-                Err(PoolError::OutOfRange { what: "position", index: position.into(), limit: self.len.into() })
-            }
+            None => Err(PoolError::OutOfRange {
+                what: "position",
+                index: position.into(),
+                limit: self.len.into(),
+            }),
         }
     }
 
@@ -398,7 +404,10 @@ impl Blocks {
         while !rest.is_empty() {
             let (region, within, room) = self.piece(offset);
             let (now, later) = rest.split_at(rest.len().min(room));
-            region.slice(within..within + now.len() as u64).and_then(|s| s.copy_in(0, now)).map_err(out_of_region)?;
+            region
+                .slice(within..within + now.len() as u64)
+                .and_then(|s| s.copy_in(0, now))
+                .map_err(out_of_region)?;
             offset += now.len() as u64;
             rest = later;
         }
@@ -415,7 +424,10 @@ impl Blocks {
         while !rest.is_empty() {
             let (region, within, room) = self.piece(offset);
             let (now, later) = rest.split_at_mut(rest.len().min(room));
-            region.slice(within..within + now.len() as u64).and_then(|s| s.copy_out(0, now)).map_err(out_of_region)?;
+            region
+                .slice(within..within + now.len() as u64)
+                .and_then(|s| s.copy_out(0, now))
+                .map_err(out_of_region)?;
             offset += now.len() as u64;
             rest = later;
         }
@@ -554,7 +566,8 @@ impl FreeRuns {
         let mut out = Vec::new();
         let mut left = count;
         while left > 0 {
-            let Some((s, l)) = fit.map(|s| (s, count)).or_else(|| self.0.first_key_value().map(|(&s, &l)| (s, l)))
+            let Some((s, l)) =
+                fit.map(|s| (s, count)).or_else(|| self.0.first_key_value().map(|(&s, &l)| (s, l)))
             else {
                 unreachable!("permits promise that {left} more blocks are free");
             };

@@ -88,7 +88,9 @@ impl Queue {
     ) -> Result<Self, QpError> {
         let mut buffers = |count: u32| -> Vec<Slice<Local>> {
             (0..count)
-                .map(|_| memory.split_to(sizes.control_bytes as u64).expect("the caller gives buffer_bytes()"))
+                .map(|_| {
+                    memory.split_to(sizes.control_bytes as u64).expect("the caller gives buffer_bytes()")
+                })
                 .collect()
         };
         let (recv, send) = (buffers(sizes.recv_depth), buffers(sizes.send_depth));

@@ -11,13 +11,12 @@ use super::proto::{self, Connection, Ledger, Part, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject,
-    path_mtu,
+    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject, path_mtu,
 };
 use crate::device::Capabilities;
-use crate::random::random_u64;
 use crate::memory::{Memory, Prefault};
 use crate::provider::{self, QpConnect};
+use crate::random::random_u64;
 
 /// The transport's name in the hello: both sides must use the same. A queue pair without order speaks another protocol
 /// than one with it (as SRD and RC do), so that it has another name.

@@ -66,6 +66,8 @@ pub struct Landed {
     pub descriptors: u64,
     /// Work requests that it took: after coalescing neighbours and slicing at limits, without control messages.
     pub wrs: u64,
+    /// From the call to the finished plan: every bound checked, runs of neighbours merged, nothing posted yet.
+    pub planned: Duration,
     /// From the call to the last local completion: what other systems call done. On the soft provider it often comes
     /// together with the confirmation.
     pub local: Duration,
@@ -78,13 +80,17 @@ pub struct Landed {
 #[non_exhaustive]
 pub enum WriteError {
     /// The grant was used before, or revoked. Nothing was posted.
-    #[error("grant {grant} was used before or revoked; each grant serves one write: ask the peer for a new one")]
+    #[error(
+        "grant {grant} was used before or revoked; each grant serves one write: ask the peer for a new one"
+    )]
     StaleGrant {
         /// The grant.
         grant: u64,
     },
     /// The grant is of another life of the peer. Nothing was posted.
-    #[error("grant of epoch {grant:#018x}, the peer has epoch {peer:#018x}: it was restarted since, and its old keys are dead; ask for a new grant")]
+    #[error(
+        "grant of epoch {grant:#018x}, the peer has epoch {peer:#018x}: it was restarted since, and its old keys are dead; ask for a new grant"
+    )]
     PeerRestarted {
         /// Epoch in the grant.
         grant: u64,
@@ -92,7 +98,9 @@ pub enum WriteError {
         peer: u64,
     },
     /// The grant was given to another endpoint. Nothing was posted.
-    #[error("the grant is bound to the endpoint of epoch {bound:#018x}, this one is {ours:#018x}; use it there")]
+    #[error(
+        "the grant is bound to the endpoint of epoch {bound:#018x}, this one is {ours:#018x}; use it there"
+    )]
     NotOurs {
         /// The epoch that the grant is bound to.
         bound: u64,
@@ -116,7 +124,9 @@ pub enum WriteError {
         position: u32,
     },
     /// The source blocks are of another endpoint's pool. Nothing was posted.
-    #[error("the source blocks belong to another pool than this endpoint's; register one pool and take blocks from it")]
+    #[error(
+        "the source blocks belong to another pool than this endpoint's; register one pool and take blocks from it"
+    )]
     ForeignBlocks,
     /// The channel was closed before the write could start. Nothing was posted.
     #[error("the channel is closed: {reason}")]
@@ -129,7 +139,9 @@ pub enum WriteError {
     NotDelivered(Reason),
     /// The connection died after everything was sent and before the confirmation came. Connecting again to the same
     /// life of the peer tells: [`KvChannel::resolve`](super::KvChannel::resolve).
-    #[error("in doubt: {reason}; connect to the peer again, then KvChannel::resolve({transfer}) says whether it landed")]
+    #[error(
+        "in doubt: {reason}; connect to the peer again, then KvChannel::resolve({transfer}) says whether it landed"
+    )]
     InDoubt {
         /// The transfer.
         transfer: TransferId,
@@ -151,8 +163,14 @@ pub struct Write {
 enum State {
     /// Refused at the call, or waiting for its turn: nothing has been posted.
     Ended(Option<(WriteError, Arc<Blocks>)>),
-    Queued { driver: Arc<KvDriver>, request: Option<Box<WriteRequest>> },
-    Running { driver: Arc<KvDriver>, id: TransferId },
+    Queued {
+        driver: Arc<KvDriver>,
+        request: Option<Box<WriteRequest>>,
+    },
+    Running {
+        driver: Arc<KvDriver>,
+        id: TransferId,
+    },
 }
 
 impl std::fmt::Debug for Write {

@@ -58,7 +58,8 @@ impl Mapping {
         let mapped_len = whole_pages(len)?;
         let os = |what| move |source| MemoryError::Os { what, len, source };
         // SAFETY: a plain system call with a NUL-terminated name.
-        let fd = unsafe { libc::memfd_create(c"landfall".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        let fd =
+            unsafe { libc::memfd_create(c"landfall".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
         if fd < 0 {
             return Err(os("creating a memfd")(io::Error::last_os_error()));
         }
@@ -109,7 +110,10 @@ impl Mapping {
     ) -> Result<Self, MemoryError> {
         whole_pages(len)?;
         if addr == 0 || (addr as u64).checked_add(len).is_none() {
-            return Err(MemoryError::Length { asked: len, fix: "address and length must stay inside the address space" });
+            return Err(MemoryError::Length {
+                asked: len,
+                fix: "address and length must stay inside the address space",
+            });
         }
         let this = Self { addr, len, backing: Backing::User { _owner: owner }, copies: RwLock::new(()) };
         this.prefault(prefault)?;

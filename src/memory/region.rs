@@ -37,8 +37,9 @@ impl Kind for Exposed {}
 /// place from which the registration goes to the reaper instead.
 #[derive(Debug)]
 pub(crate) struct MrInner {
-    // Dropped in this order: the registration before the memory.
+    // Dropped in this order: the registration before its domain and the memory.
     pub(super) mr: provider::Mr,
+    pub(super) pd: provider::Pd,
     pub(super) mapping: Arc<Mapping>,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -66,11 +67,18 @@ pub struct Region<K: Kind> {
 
 impl<K: Kind> Region<K> {
     /// Registers the whole of `mapping`. Blocks.
-    pub(crate) fn register(pd: &provider::Pd, mapping: Mapping, access: AccessFlags) -> Result<Self, MemoryError> {
+    pub(crate) fn register(
+        pd: &provider::Pd,
+        mapping: Mapping,
+        access: AccessFlags,
+    ) -> Result<Self, MemoryError> {
         let mapping = Arc::new(mapping);
         let len = mapping.len();
         let mr = pd.reg_mr(mapping.clone(), 0, len, access)?;
-        Ok(Self { inner: Arc::new(MrInner { mr, mapping, offset: 0, len, access }), kind: PhantomData })
+        Ok(Self {
+            inner: Arc::new(MrInner { mr, pd: pd.clone(), mapping, offset: 0, len, access }),
+            kind: PhantomData,
+        })
     }
 
     /// Registers all of `mapping` in pieces of at most `limit` bytes, a multiple of the page size. Blocks.
@@ -87,7 +95,7 @@ impl<K: Kind> Region<K> {
         while offset < mapping.len() {
             let len = piece.min(mapping.len() - offset);
             let mr = pd.reg_mr(mapping.clone(), offset, len, access)?;
-            let inner = MrInner { mr, mapping: mapping.clone(), offset, len, access };
+            let inner = MrInner { mr, pd: pd.clone(), mapping: mapping.clone(), offset, len, access };
             regions.push(Self { inner: Arc::new(inner), kind: PhantomData });
             offset += len;
         }

@@ -13,6 +13,7 @@ use std::sync::{Arc, PoisonError};
 use super::checksum::Checksum;
 use super::{Exposed, Kind, Local, MrInner};
 use crate::error::MemoryError;
+use crate::provider;
 
 /// A copy holds the mapping's copy lock for at most this many bytes at a time. A multiple of the checksum's stripe.
 const PIECE: usize = 16 << 10;
@@ -90,7 +91,6 @@ impl<K: Kind> Slice<K> {
         self.offset
     }
 
-    #[allow(dead_code)] // Consumer: the ring.
     pub(crate) fn sge(&self) -> SliceSge {
         SliceSge { addr: self.addr(), len: self.len, lkey: self.mr.lkey() }
     }
@@ -299,6 +299,14 @@ impl AnySlice {
         match self {
             Self::Local(_) => None,
             Self::Exposed(s) => Some(s),
+        }
+    }
+
+    /// Whether it is registered in `pd`.
+    pub(crate) fn is_of(&self, pd: &provider::Pd) -> bool {
+        match self {
+            Self::Local(s) => s.mr.pd.is_same(pd),
+            Self::Exposed(s) => s.mr.pd.is_same(pd),
         }
     }
 

@@ -19,7 +19,10 @@ async fn r10_lengths_that_cannot_be_are_typed_errors() {
     }
     for asked in [u64::MAX, u64::MAX - 4095, 1 << 63, 1 << 50] {
         let e = pd.register_local(Memory::anonymous(asked)).await.unwrap_err();
-        assert!(matches!(e, MemoryError::TooLarge { asked: a, limit } if a == asked && limit == 1 << 40), "{e}");
+        assert!(
+            matches!(e, MemoryError::TooLarge { asked: a, limit } if a == asked && limit == 1 << 40),
+            "{e}"
+        );
         // And past the device's own check.
         assert!(Memory::anonymous(asked).prefault(Prefault::No).map().is_err());
         assert!(Memory::memfd(asked).prefault(Prefault::No).map().is_err());
@@ -59,12 +62,15 @@ async fn r1_local_slices_split_and_join_like_bytes_mut() {
 async fn r1_exposed_slices_copy_within_their_bounds_only() {
     let region = pd().register_exposed(Memory::memfd(100_000), Access::READ_WRITE).await.unwrap();
     let s = region.slice(1000..90_000).unwrap();
-    let data: Vec<u8> = (0..89_000u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..89_000u32).map(|i| ((i * 7) >> 3) as u8).collect();
     s.copy_in(0, &data).unwrap();
     let mut out = vec![0; 89_000];
     s.copy_out(0, &mut out).unwrap();
     assert_eq!(out, data);
-    assert!(matches!(s.copy_in(1, &data), Err(MemoryError::OutOfRange { offset: 1, len: 89_000, size: 89_000 })));
+    assert!(matches!(
+        s.copy_in(1, &data),
+        Err(MemoryError::OutOfRange { offset: 1, len: 89_000, size: 89_000 })
+    ));
     assert!(s.copy_out(u64::MAX, &mut out[..1]).is_err());
     // One byte before and one after are untouched.
     let mut edge = [9];

@@ -32,7 +32,6 @@ impl AccessFlags {
     pub(crate) const LOCAL_WRITE: Self = Self(1);
     pub(crate) const REMOTE_WRITE: Self = Self(1 << 1);
     pub(crate) const REMOTE_READ: Self = Self(1 << 2);
-    pub(crate) const REMOTE_ATOMIC: Self = Self(1 << 3);
 
     pub(crate) const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -221,6 +220,7 @@ pub(crate) struct QpInit {
 pub(crate) struct QpConnect {
     pub(crate) remote: QpAddress,
     /// Path MTU in bytes: the smaller of the two ports' active MTUs (B2). One of 256, 512, 1024, 2048, 4096.
+    #[allow(dead_code)] // TCP has its own segments; read by devices that send packets.
     pub(crate) path_mtu: u32,
     /// READs that we may have outstanding, and that we serve.
     pub(crate) max_rd_atomic: u8,
@@ -291,8 +291,21 @@ impl Device {
 }
 
 impl Pd {
+    /// Whether two handles are of the same protection domain.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Soft(a), Self::Soft(b)) => Arc::ptr_eq(a, b),
+        }
+    }
+
     /// Registers `mapping`. Blocking on real devices (pins pages): call it off the runtime's workers.
-    pub(crate) fn reg_mr(&self, mapping: Arc<Mapping>, offset: u64, len: u64, access: AccessFlags) -> Result<Mr, MemoryError> {
+    pub(crate) fn reg_mr(
+        &self,
+        mapping: Arc<Mapping>,
+        offset: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Result<Mr, MemoryError> {
         match self {
             Self::Soft(pd) => Ok(Mr::Soft(pd.reg_mr(mapping, offset, len, access)?)),
         }

@@ -82,7 +82,7 @@ impl<'a> Batch<'a> {
             Err(rejected) => return Err(rejected),
         };
         self.submit_pushed();
-        let wr = match op.check(self.qp.pd.device().capabilities()) {
+        let wr = match op.check(&self.qp.pd) {
             Ok(wr) => wr,
             Err(error) => return Err(Rejected { error, op }),
         };
@@ -118,7 +118,7 @@ impl<'a> Batch<'a> {
     }
 
     fn admit(&self, op: &Op) -> Result<Wr, OpError> {
-        let wr = op.check(self.qp.pd.device().capabilities())?;
+        let wr = op.check(&self.qp.pd)?;
         let recv = op.is_recv();
         self.qp.check_connected(recv)?;
         let side = self.qp.side(recv);

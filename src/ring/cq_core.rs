@@ -112,7 +112,7 @@ impl CqCore {
         self.drained.wait().await;
     }
 
-    pub(super) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
+    pub(crate) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
         self.closing.lock().push((until, qp));
         self.has_closing.store(true, Ordering::Release);
     }
@@ -254,6 +254,7 @@ impl CqCore {
                 self.slice(poller, false);
             }
             if done() {
+                self.rearm();
                 return true;
             }
             if Instant::now() >= until {
@@ -265,6 +266,14 @@ impl CqCore {
             self.nudge();
         }
         done()
+    }
+
+    /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (On a device that
+    /// raised an event, which wakes it.)
+    fn rearm(&self) {
+        if !matches!(self.cq.arm(), Ok(Armed::Armed)) {
+            self.nudge();
+        }
     }
 
     // Tagged completions.

@@ -71,7 +71,8 @@
 //! | [`CompletionQueue`] | its driver ends after the last queue pair |
 //! | `close()` of either | it is closed all the same |
 //!
-//! `mem::forget` of any of them leaks at most the buffers and the slots that it holds; no other operation waits for it.
+//! `mem::forget` of any of them leaks what it holds: its buffer and slot and, of a submitted future, the memory and the
+//! descriptors of its completion queue. No other operation waits for it.
 //!
 //! # Runtime
 //!
@@ -91,6 +92,8 @@
 //! [`OpError::RuntimeGone`]: crate::error::OpError::RuntimeGone
 
 mod batch;
+#[doc(hidden)]
+pub mod bench_api;
 mod buffer;
 mod cause;
 mod completion;
@@ -118,6 +121,8 @@ pub(crate) use cq_core::CqCore;
 pub(crate) use qp_core::{QpCore, Side};
 #[allow(unused_imports)] // Consumer: kv.
 pub(crate) use send_queue::SendQueue;
+#[cfg(test)]
+pub(crate) use slots::{Owner, Wr, WrKind};
 pub(crate) use state::{HalfId, NoEntries, Tie};
 pub(crate) use wr_id::next_qp_generation;
 #[allow(unused_imports)] // Consumer: kv.

@@ -2,7 +2,7 @@
 
 use super::buffer::Buffer;
 use super::slots::{Wr, WrKind};
-use crate::device::Capabilities;
+use crate::device::ProtectionDomain;
 use crate::error::OpError;
 use crate::memory::{AnySlice, RemoteSlice};
 use crate::provider::{SendOp, Sge};
@@ -89,7 +89,11 @@ impl Op {
     }
 
     /// The work request, when the operation is one that this device and these ranges allow.
-    pub(super) fn check(&self, caps: &Capabilities) -> Result<Wr, OpError> {
+    pub(super) fn check(&self, pd: &ProtectionDomain) -> Result<Wr, OpError> {
+        let caps = pd.device().capabilities();
+        if self.buf.as_ref().is_some_and(|buf| !buf.is_of(pd.provider())) {
+            return Err(OpError::ForeignBuffer);
+        }
         let sge = self.buf.as_ref().map(AnySlice::sge);
         let have = sge.map_or(0, |s| s.len);
         let len = match self.kind {

@@ -129,7 +129,7 @@ impl QpCore {
     // Posting.
 
     /// Submits one operation. `Ok` also when it is queued, or when the post failed: then its slot says so.
-    pub(super) fn submit(
+    pub(crate) fn submit(
         &self,
         wr: Wr,
         owner: Owner,
@@ -157,7 +157,7 @@ impl QpCore {
 
     /// Submits an operation that a future waits for.
     pub(crate) fn submit_future<B: Buffer>(&self, op: Op) -> OpFuture<B> {
-        let checked = op.check(self.pd.device().capabilities());
+        let checked = op.check(&self.pd);
         let recv = op.is_recv();
         let (buf, _) = op.into_parts();
         let submitted = match checked {
@@ -175,22 +175,15 @@ impl QpCore {
     pub(crate) fn try_submit(&self, op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
         let recv = op.is_recv();
         let side = self.side(recv);
-        let admitted = op
-            .check(self.pd.device().capabilities())
-            .and_then(|_| self.check_connected(recv))
-            .and_then(|()| {
-                let ring = side.cq.ring.lock();
-                ring.check_open(&self.tie)?;
-                if ring.room(side.half) == 0 {
-                    let queue = if recv { "receive" } else { "send" };
-                    return Err(OpError::Full {
-                        qp_num: self.tie.qp_num,
-                        queue,
-                        depth: ring.depth(side.half),
-                    });
-                }
-                Ok(())
-            });
+        let admitted = op.check(&self.pd).and_then(|_| self.check_connected(recv)).and_then(|()| {
+            let ring = side.cq.ring.lock();
+            ring.check_open(&self.tie)?;
+            if ring.room(side.half) == 0 {
+                let queue = if recv { "receive" } else { "send" };
+                return Err(OpError::Full { qp_num: self.tie.qp_num, queue, depth: ring.depth(side.half) });
+            }
+            Ok(())
+        });
         match admitted {
             Ok(()) => Ok(self.submit_future(op)),
             Err(error) => Err(Rejected { error, op }),

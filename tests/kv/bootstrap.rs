@@ -67,7 +67,8 @@ async fn b1_layouts_that_differ_are_refused_naming_both() {
     assert!(matches!(error, ConnectError::LayoutMismatch { .. }), "{error:?}");
     assert!(words.contains("32768") && words.contains("16384"), "{words}");
     let bf16: Layout = layout(1, 4, 32768).with_dtype(landfall::kv::Dtype::new("bf16").unwrap());
-    let error = endpoint(Profile::Default, bf16, config()).await.connect(listener.local_addr()).await.unwrap_err();
+    let error =
+        endpoint(Profile::Default, bf16, config()).await.connect(listener.local_addr()).await.unwrap_err();
     assert!(matches!(error, ConnectError::DtypeMismatch { .. }), "{error:?}");
 }
 

@@ -27,11 +27,8 @@ macro_rules! on_every_profile {
 }
 pub(crate) use on_every_profile;
 
-/// Runs a test on a `current_thread` runtime, and on a multi-thread one.
-pub fn run<F: Future<Output = ()> + Send + 'static>(test: F)
-where
-    F: Send,
-{
+/// Runs a test on a multi-thread runtime.
+pub fn run(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") });
 }

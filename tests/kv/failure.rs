@@ -83,7 +83,8 @@ async fn k5_a_deadline_that_has_passed_gives_the_blocks_back(profile: Profile) {
     assert_eq!(Arc::try_unwrap(source).unwrap().len(), 64);
     // What had been posted before the first look at the clock may have landed; then it is not denied.
     match (ended, receiver.next_arrival().await) {
-        (Ok(_), Ok(_)) | (Err(WriteError::NotDelivered(Reason::Deadline)), Err(ArrivalError::Aborted { .. })) => {}
+        (Ok(_), Ok(_))
+        | (Err(WriteError::NotDelivered(Reason::Deadline)), Err(ArrivalError::Aborted { .. })) => {}
         (ended, arrival) => panic!("{ended:?} and {arrival:?}"),
     }
     until("both pools to be whole again", || {
@@ -126,7 +127,8 @@ async fn k5_a_killed_channel_ends_everything_with_a_cause(profile: Profile) {
 
 async fn r7_handles_dropped_in_any_order(profile: Profile) {
     for order in 0..6 {
-        let Pair { sender, receiver, sending, receiving, listener } = pair(profile, layout(1, 64, 50_000)).await;
+        let Pair { sender, receiver, sending, receiving, listener } =
+            pair(profile, layout(1, 64, 50_000)).await;
         let (pool, target) = (sender.pool().clone(), receiver.pool().clone());
         let writes: Vec<_> = (0..8)
             .map(|_| {
@@ -195,7 +197,10 @@ fn r7_a_runtime_that_disappears_ends_every_write() {
     let other = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     other.block_on(async {
         let (ended, source) = tokio::time::timeout(PATIENCE, write).await.expect("the write hangs");
-        assert!(matches!(ended, Err(WriteError::NotDelivered(_) | WriteError::InDoubt { .. }) | Ok(_)), "{ended:?}");
+        assert!(
+            matches!(ended, Err(WriteError::NotDelivered(_) | WriteError::InDoubt { .. }) | Ok(_)),
+            "{ended:?}"
+        );
         drop(source);
         until("every block to be free", || pool.free_blocks() == 64 && target.free_blocks() == 64).await;
     });

@@ -2,8 +2,8 @@
 
 use landfall::device::Profile;
 use landfall::kv::{
-    GrantRefusal, KvChannel, KvConfig, KvEndpoint, KvPool, PeerIdentity, PoolAccess, PoolError, Resolution, WriteError,
-    WriteRequest,
+    GrantRefusal, KvChannel, KvConfig, KvEndpoint, KvPool, PeerIdentity, PoolAccess, PoolError, Resolution,
+    WriteError, WriteRequest,
 };
 use landfall::memory::Memory;
 
@@ -84,7 +84,8 @@ async fn r10_positions_out_of_range_are_refused(profile: Profile) {
     let grant = receiver.grant(receiver.pool().try_alloc(4).unwrap()).unwrap();
     let mut source = sender.pool().try_alloc(4).unwrap();
     fill(&mut source, 1);
-    let bad = |pairs: &[(u32, u32)], source| sender.write(WriteRequest::new(&grant, source).pairs(pairs.to_vec()));
+    let bad =
+        |pairs: &[(u32, u32)], source| sender.write(WriteRequest::new(&grant, source).pairs(pairs.to_vec()));
     let (refused, source) = bad(&[(0, 0), (1, 4)], std::sync::Arc::new(source)).await;
     assert!(matches!(refused, Err(WriteError::OutOfRange { index: 4, limit: 4, .. })), "{refused:?}");
     let (refused, source) = bad(&[(4, 0)], source).await;
@@ -124,7 +125,8 @@ async fn k9_the_path_counts_every_byte(profile: Profile) {
 /// CASES 48, as far as it goes without injected faults: connections die at random points of a write, and after a
 /// reconnect each transfer that was in doubt is resolved as the receiver saw it.
 async fn k2_a_reconnect_resolves_what_was_in_doubt(profile: Profile) {
-    let Pair { mut sender, mut receiver, sending, receiving, mut listener } = pair(profile, layout(1, 64, 4000)).await;
+    let Pair { mut sender, mut receiver, sending, receiving, mut listener } =
+        pair(profile, layout(1, 64, 4000)).await;
     let (mut doubts, mut landed) = (0, 0);
     for round in 0..60u64 {
         let mut source = sender.pool().alloc(8).await.unwrap();
@@ -183,6 +185,15 @@ async fn k6_a_source_pool_grants_nothing() {
     let refused = sender.grant(sender.pool().try_alloc(1).unwrap()).unwrap_err();
     assert!(matches!(refused.why, GrantRefusal::SourceOnly));
     assert_eq!(refused.blocks.len(), 1);
+}
+
+/// K9: no fallback is silent.
+#[tokio::test]
+async fn k9_rdma_can_be_required() {
+    let pd = device(Profile::Default).alloc_pd().unwrap();
+    let pool = KvPool::new(&pd, layout(1, 8, 1000)).await.unwrap();
+    let error = KvEndpoint::new(pool, config().require_rdma(true)).unwrap_err().to_string();
+    assert!(error.contains("soft-default") && error.contains("RDMA"), "{error}");
 }
 
 /// CASES 46: the wrong peer answers.

@@ -119,7 +119,9 @@ async fn k7_both_directions_at_once(profile: Profile) {
 
 /// CASES 43: messages around the MTU and the message limit.
 async fn k8_sizes_around_every_limit(profile: Profile) {
-    for bytes in [1, 1023, 1024, 1025, 4097, 65_535, 65_536, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_001] {
+    for bytes in
+        [1, 1023, 1024, 1025, 4097, 65_535, 65_536, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_001]
+    {
         let Pair { sender, receiver, .. } = pair(profile, layout(1, 2, bytes)).await;
         let mut source = sender.pool().try_alloc(2).unwrap();
         fill(&mut source, bytes);
@@ -198,7 +200,8 @@ async fn k1_messages_arrive_in_order_and_whole(profile: Profile) {
 async fn k1_nothing_is_a_transfer_too(profile: Profile) {
     let Pair { sender, receiver, .. } = pair(profile, layout(1, 4, 64)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(2).unwrap()).unwrap();
-    let (landed, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(0).unwrap()).tag(4)).await;
+    let (landed, _) =
+        sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(0).unwrap()).tag(4)).await;
     assert_eq!(landed.unwrap().bytes, 0);
     let arrival = receiver.next_arrival().await.unwrap();
     assert_eq!((arrival.bytes(), arrival.tag()), (0, 4));

@@ -100,6 +100,16 @@ pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.expect("within the deadline")
 }
 
+/// Runs an ignored test of this binary in a process of its own, where what it measures is its own.
+pub(crate) fn alone(test: &str) {
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+    assert!(child.status.success() && out.contains("1 passed"), "{out}{err}");
+}
+
 /// Lets everything else run until `done`.
 pub(crate) async fn until(done: impl Fn() -> bool) {
     within(async {

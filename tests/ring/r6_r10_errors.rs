@@ -43,27 +43,6 @@ fn r6_flushed_operations_carry_the_first_failure() {
 }
 
 #[test]
-fn r6_the_cause_is_found_in_the_other_completion_queue() {
-    run(false, async {
-        let device = device(Profile::Default);
-        let pd = device.alloc_pd().unwrap();
-        let cq = || CompletionQueue::new(&device, CqConfig::new(16)).unwrap();
-        let (sends, recvs) = (cq(), cq());
-        let qp = QueuePair::new(&pd, &sends, &recvs, QpConfig::new(8, 8)).unwrap();
-        let b = Side::new(&device, 8, Default::default());
-        connect(&qp, &b.qp).await;
-        let recv = qp.recv(());
-        let write = qp.write((), RemoteSlice { addr: 4096, len: 0, rkey: 1 });
-        write.await.0.unwrap();
-        let buf = pd.register_local(landfall::memory::Memory::anonymous(8)).await.unwrap().into_slice();
-        let write = qp.write(buf, RemoteSlice { addr: 4096, len: 8, rkey: 1 });
-        let error = recv.await.0.unwrap_err();
-        assert!(is_cause(&error), "{error:?}");
-        assert!(matches!(write.await.0, Err(OpError::Status { .. })));
-    });
-}
-
-#[test]
 fn r6_an_operation_that_was_closed_says_so() {
     every_profile(async |profile| {
         let Pair { a, b } = Pair::new(profile, 16).await;
@@ -101,6 +80,9 @@ fn r10_what_cannot_work_is_refused_alone() {
             assert!(matches!(rejected.error, OpError::Refused { .. }), "{}", rejected.error);
             assert!(rejected.op.into_buf().is_some());
         }
+        let foreign = b.exposed(64).await.slice(..).unwrap();
+        let rejected = batch.push(Op::send(foreign)).unwrap_err();
+        assert!(matches!(rejected.error, OpError::ForeignBuffer), "{}", rejected.error);
         batch.push(Op::write(whole(), remote.whole()).user_data(2)).unwrap();
         assert_eq!(batch.submit(), 2);
         for _ in 0..2 {

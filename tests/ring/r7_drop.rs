@@ -210,3 +210,47 @@ fn r7_closing_under_load_ends_every_operation() {
         }
     }
 }
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn reaper_runs() -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let mut names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.any(|name| name.trim() == "landfall-reaper")
+}
+
+#[test]
+#[ignore = "started by r7_nothing_is_left_behind"]
+fn r7_child() {
+    let round = |profile, gone: bool| {
+        let made = run(true, async {
+            let pair = Pair::new(profile, 16).await;
+            let (target, source) = (pair.b.exposed(4096).await, pair.a.exposed(4096).await);
+            let ops: Vec<_> = (0..40)
+                .map(|_| pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole()))
+                .collect();
+            (ops, gone.then_some((pair, target, source)))
+        });
+        // The runtime is gone, with the handles of every second round still there.
+        drop(made);
+    };
+    round(Profile::Default, true);
+    let settled = |files: usize| run(false, until(move || !reaper_runs() && open_files() <= files));
+    settled(usize::MAX);
+    let before = open_files();
+    for i in 0..40 {
+        round(Profile::ALL[i % Profile::ALL.len()], i % 2 == 0);
+    }
+    // Two more for the runtime that waits here.
+    settled(before + 8);
+    run(false, async {});
+    let after = open_files();
+    assert!(after <= before, "{before} files were open before, {after} after");
+}
+
+#[test]
+fn r7_nothing_is_left_behind() {
+    alone("r7_drop::r7_child");
+}

@@ -1,6 +1,6 @@
 //! R8: idle is free. R9: a good tokio citizen.
 
-use std::process::Command;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -45,16 +45,7 @@ fn r8_child() {
 
 #[test]
 fn r8_waiting_costs_almost_no_cpu() {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "r8_r9_runtime::r8_child", "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let output = String::from_utf8_lossy(&child.stdout);
-    assert!(
-        child.status.success() && output.contains("1 passed"),
-        "{output}{}",
-        String::from_utf8_lossy(&child.stderr)
-    );
+    alone("r8_r9_runtime::r8_child");
 }
 
 #[test]
@@ -79,6 +70,42 @@ fn r9_every_count_of_writes_completes_beside_a_busy_task() {
         }
         busy.abort();
     });
+}
+
+/// The queues are driven by one runtime; the futures are awaited on another, and on no runtime at all.
+#[test]
+fn r9_futures_are_awaited_on_another_runtime() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    for profile in Profile::ALL {
+        let (pair, target, source) = runtime.block_on(async {
+            let pair = Pair::new(profile, 16).await;
+            let (target, source) = (pair.b.exposed(64).await, pair.a.exposed(64).await);
+            (pair, target, source)
+        });
+        let write = || pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole());
+        run(false, async {
+            for _ in 0..50 {
+                write().await.0.unwrap();
+            }
+        });
+        let write = write();
+        let thread = std::thread::current();
+        struct Unpark(std::thread::Thread);
+        impl std::task::Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Arc::new(Unpark(thread)).into();
+        let mut write = std::pin::pin!(write);
+        let result = loop {
+            match write.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+                std::task::Poll::Ready((result, _)) => break result,
+                std::task::Poll::Pending => std::thread::park_timeout(DEADLINE),
+            }
+        };
+        assert_eq!(result.unwrap().bytes, 64);
+    }
 }
 
 #[test]

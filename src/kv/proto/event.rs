@@ -19,6 +19,19 @@ impl std::fmt::Display for TransferId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token(pub(crate) u64);
 
+impl Token {
+    pub(super) const CONTROL: Self = Self(0);
+
+    pub(super) fn data(transfer: u64) -> Self {
+        Self(transfer << 1 | 1)
+    }
+
+    /// The transfer whose data or notification this is; `None` for control.
+    pub(crate) fn transfer(self) -> Option<TransferId> {
+        (self.0 & 1 == 1).then_some(TransferId(self.0 >> 1))
+    }
+}
+
 /// What the sender knows of a grant. The blocks that it covers are in the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GrantRef {
@@ -262,8 +275,9 @@ pub(crate) enum Event {
     /// The peer is closing: it starts no more transfers, and accepts none of ours.
     PeerClosed,
     /// The connection is over. Put the queue pairs in the error state, report every flushed work request by
-    /// `handle_sent`, destroy the queue pairs, then call `fenced`.
+    /// `handle_sent`, destroy the queue pairs, then call `fenced`. Once a connection, also if the caller said so itself.
     Lost(Cause),
-    /// Both sides have closed and nothing is outstanding. The queue pairs can be destroyed.
+    /// Both sides have closed and nothing is outstanding. The queue pairs can be destroyed; grants that are still open
+    /// can never be used.
     Closed,
 }

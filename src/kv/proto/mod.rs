@@ -30,15 +30,17 @@
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
 //!   that were flushed or could not be posted.
 //! - A receive that was consumed is posted again before the next `poll_transmit`, which gives its credit back.
-//! - What has been received is handed in before [`Connection::handle_timeout`] and `connection_lost` are called.
+//! - What has been received is handed in before a failed work request is, and before [`Connection::handle_timeout`] and
+//!   `connection_lost` are called. (A completion queue that serves all queue pairs keeps that order by itself.)
 //! - After [`Event::Lost`]: queue pairs to ERR, all flushes handed in, queue pairs destroyed, then
 //!   [`Connection::fenced`]. Only then may the ledger start the next connection.
 // The consumer is `kv::channel`; until it is there, much of this is unused.
-#![allow(dead_code, unused_imports)]
+#![allow(dead_code)]
 
 mod config;
 mod control;
 mod credits;
+mod dispatch;
 mod event;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -50,6 +52,7 @@ mod plan;
 mod ranges;
 mod receiver;
 mod sender;
+mod transfer;
 mod transmit;
 
 #[cfg(test)]
@@ -60,17 +63,21 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-pub(crate) use config::{Config, ConfigError, Credits, Notify, SQ_RESERVE};
-pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
+pub(crate) use config::{Config, ConfigError, Notify, SQ_RESERVE};
 pub(crate) use event::*;
+pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub(crate) use ledger::Ledger;
+#[cfg(test)]
 pub(crate) use message::MAX_MESSAGE;
-pub(crate) use plan::{Cursor, Part, Piece, Plan, PlanBuilder, PlanError, Seams};
+pub(crate) use {
+    config::Credits,
+    plan::{Part, Piece, Plan, PlanBuilder, PlanError, Seams},
+};
 
-use control::{Builder, Class, Record, Slot};
+use control::Builder;
 use credits::QpCredits;
 use liveness::{Liveness, Tick};
-use outbox::{Outbox, Queued};
+use outbox::Outbox;
 use receiver::Receiver;
 use sender::Sender;
 
@@ -253,21 +260,20 @@ impl Connection {
     }
 
     /// A posted work request has completed; `ok` is false if it failed, was flushed or could not be posted.
-    pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, now: Instant) {
+    pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, _now: Instant) {
         debug_assert!(self.outstanding > 0, "a token handed back twice");
         self.outstanding = self.outstanding.saturating_sub(1);
         if !ok && self.state == State::Open && !self.both_closed() {
             self.lost(Cause::Transport);
         }
-        match (transmit::transfer_of(token), self.state) {
-            (Some(id), State::Open) => {
+        match (token.transfer(), self.state) {
+            (Some(TransferId(id)), State::Open) => {
                 let mask = self.sender.on_sent(id, &mut self.out);
                 self.queue_abort_done(id, mask);
             }
-            (Some(id), _) => self.sender.on_sent_lost(id, &mut self.out),
+            (Some(TransferId(id)), _) => self.sender.on_sent_lost(id, &mut self.out),
             (None, _) => {}
         }
-        let _ = now;
         self.finish_closing();
     }
 
@@ -288,94 +294,6 @@ impl Connection {
         }
         self.finish_closing();
         result
-    }
-
-    fn receive(&mut self, qp: usize, received: Received<'_>, now: Instant) -> Result<(), ProtocolViolation> {
-        let Some(link) = self.links.get_mut(qp) else {
-            return Err(ProtocolViolation::Rule("a queue pair that is not of this connection"));
-        };
-        link.live.on_heard(now);
-        let bytes = match received {
-            Received::Imm(imm) => {
-                if self.cfg.notify != Notify::Imm {
-                    return Err(ProtocolViolation::Rule("an immediate where there are none"));
-                }
-                link.credits.on_received_data()?;
-                return self.receiver.on_notification(qp, Slot::from_imm(imm), None, &mut self.out);
-            }
-            Received::Bytes(bytes) => bytes,
-        };
-        let (head, mut records) = control::parse(bytes)?;
-        if head.epoch != self.cfg.peer_epoch {
-            return Err(ProtocolViolation::Epoch { got: head.epoch, expected: self.cfg.peer_epoch });
-        }
-        match head.class {
-            Class::Data => link.credits.on_received_data()?,
-            Class::Control => link.credits.on_received_control()?,
-        }
-        link.credits.on_returned(head.data_returned, head.control_returned)?;
-        self.outgoing.on_acked(head.messages)?;
-        self.receiver.on_resolved_below(head.resolved_below);
-        while let Some(record) = records.next()? {
-            let is_notify = matches!(record, Record::Notify { .. });
-            if is_notify != (head.class == Class::Data) || (is_notify && self.cfg.notify != Notify::Send) {
-                return Err(ProtocolViolation::Rule("a record in a message of the wrong class"));
-            }
-            self.on_record(qp, record, now)?;
-        }
-        Ok(())
-    }
-
-    fn on_record(&mut self, qp: usize, record: Record<'_>, now: Instant) -> Result<(), ProtocolViolation> {
-        let (sender, receiver, out) = (&mut self.sender, &mut self.receiver, &mut self.out);
-        match record {
-            Record::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts } => {
-                receiver.on_header(transfer, attempt, slot, grant, bytes, tag, mask, counts, out)
-            }
-            Record::Notify { transfer, attempt, slot } => {
-                receiver.on_notification(qp, slot, Some((transfer, attempt)), out)
-            }
-            Record::Abort { transfer, attempt, grant, reason, slot } => {
-                receiver.on_abort(transfer, attempt, grant, reason, slot, out)
-            }
-            Record::AbortDone { transfer, attempt, grant, reason, slot, mask, posted, header } => {
-                receiver.on_abort_done(qp, transfer, attempt, grant, reason, slot, mask, posted, header, out)
-            }
-            Record::Query { transfer, grant } => receiver.on_query(transfer, grant, out),
-            Record::Revoked { grant } => receiver.on_revoked(grant, out),
-            Record::Confirm { transfer, attempt, landed } => {
-                sender.on_confirm(transfer, attempt, landed, out)
-            }
-            Record::AbortAck { transfer } => sender.on_abort_ack(transfer, out),
-            Record::Answer { transfer, landed } => sender.on_answer(transfer, landed, out),
-            Record::Revoke { grant } => {
-                if let Some(id) = sender.on_revoke(grant, out) {
-                    self.abort_for(id, SenderReason::Revoked, now);
-                }
-                Ok(())
-            }
-            Record::Fragment { message, total, offset, bytes } => {
-                self.incoming.on_fragment(message, total, offset, bytes)?;
-                while let Some(message) = self.incoming.next_message() {
-                    out.event(Event::Message(message));
-                }
-                Ok(())
-            }
-            Record::Ping => {
-                self.links[qp].pong = true;
-                Ok(())
-            }
-            // That it came is all it says.
-            Record::Pong => Ok(()),
-            Record::Close { messages } => {
-                if self.peer_closed.replace(messages).is_some() {
-                    return Err(ProtocolViolation::Rule("closed twice"));
-                }
-                self.closing = true;
-                out.event(Event::PeerClosed);
-                Ok(())
-            }
-        }
     }
 
     /// Posts what can be posted now, in bounded time.

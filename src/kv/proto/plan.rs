@@ -82,11 +82,42 @@ impl Seams {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Run {
     src: u32,
     dst: u32,
     count: u32,
+}
+
+/// Runs, the first of them in place: most plans of one block, or of neighbours, allocate nothing.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    first: Option<Run>,
+    rest: Vec<Run>,
+}
+
+impl Runs {
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
+    fn push(&mut self, run: Run) {
+        match self.first {
+            None => self.first = Some(run),
+            Some(_) => self.rest.push(run),
+        }
+    }
+
+    fn last_mut(&mut self) -> Option<&mut Run> {
+        self.rest.last_mut().or(self.first.as_mut())
+    }
+
+    fn get(&self, index: usize) -> Option<Run> {
+        match index.checked_sub(1) {
+            None => self.first,
+            Some(i) => self.rest.get(i).copied(),
+        }
+    }
 }
 
 /// One side of a plan.
@@ -107,7 +138,7 @@ impl Side {
 /// Collects runs of blocks and makes a [`Plan`] of them.
 #[derive(Debug)]
 pub(crate) struct PlanBuilder {
-    runs: Vec<Run>,
+    runs: Runs,
     blocks: u64,
     src_blocks: u32,
     dst_blocks: u32,
@@ -117,7 +148,7 @@ pub(crate) struct PlanBuilder {
 /// Everything that a transfer copies. Immutable; all bounds have been checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    runs: Box<[Run]>,
+    runs: Runs,
     layers: u32,
     block_bytes: u64,
     src: Side,
@@ -156,7 +187,7 @@ impl PlanBuilder {
             block_stride: layout.block_stride(),
         };
         let mut plan = Plan {
-            runs: Box::default(),
+            runs: Runs::default(),
             layers: s.layers(),
             block_bytes: s.block_bytes(),
             src: side(s, src.1),
@@ -169,7 +200,7 @@ impl PlanBuilder {
             plan.block_bytes *= u64::from(s.layers());
             plan.layers = 1;
         }
-        Ok(Self { runs: Vec::new(), blocks: 0, src_blocks: s.blocks(), dst_blocks: d.blocks(), plan })
+        Ok(Self { runs: Runs::default(), blocks: 0, src_blocks: s.blocks(), dst_blocks: d.blocks(), plan })
     }
 
     /// Copies `count` blocks from source block `src` on to target block `dst` on, in every layer.
@@ -200,7 +231,7 @@ impl PlanBuilder {
         let mut plan = self.plan;
         plan.descriptors = self.blocks.checked_mul(u64::from(plan.layers)).ok_or(PlanError::TooLarge)?;
         plan.bytes = plan.descriptors.checked_mul(plan.block_bytes).ok_or(PlanError::TooLarge)?;
-        plan.runs = self.runs.into_boxed_slice();
+        plan.runs = self.runs;
         Ok(plan)
     }
 }
@@ -237,7 +268,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Everything has been cut.
     pub(crate) fn is_done(&self, plan: &Plan) -> bool {
-        self.layer >= plan.layers || plan.runs.is_empty()
+        self.layer >= plan.layers || plan.runs.first.is_none()
     }
 
     /// Offsets of what comes next, and how long it is contiguous on both sides within its run.
@@ -245,7 +276,7 @@ impl Cursor {
         if self.is_done(plan) {
             return None;
         }
-        let run = &plan.runs[self.run];
+        let run = plan.runs.get(self.run)?;
         let src = plan.src.offset(self.layer, run.src + self.block) + self.byte;
         let dst = plan.dst.offset(self.layer, run.dst + self.block) + self.byte;
         let dense = plan.src.block_stride == plan.block_bytes && plan.dst.block_stride == plan.block_bytes;
@@ -259,7 +290,7 @@ impl Cursor {
         self.byte = done % plan.block_bytes;
         // At most the run's count, a u32.
         self.block += (done / plan.block_bytes) as u32;
-        if self.block == plan.runs[self.run].count {
+        if plan.runs.get(self.run).is_none_or(|run| self.block >= run.count) {
             self.block = 0;
             self.run += 1;
             if self.run == plan.runs.len() {

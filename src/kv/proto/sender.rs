@@ -19,82 +19,13 @@ use super::event::{
 };
 use super::ledger::TxLedger;
 use super::outbox::{Outbox, Queued};
-use super::plan::{Cursor, Plan};
+use super::plan::Cursor;
+use super::transfer::{Aborting, HeaderState, Transfer};
 
 /// Unresolved transfers that may exist, counted from the oldest. Bounds what the receiver must remember.
 pub(super) const WINDOW: u64 = 65_536;
 /// Ranges of used grants that are remembered; beyond, the oldest unused grants are burned.
 const USED_RANGES: usize = 65_536;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeaderState {
-    /// Its counts are not known.
-    Open,
-    Queued,
-    Posted,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Aborting {
-    pub(super) reason: SenderReason,
-    at: Instant,
-    /// ABORT_DONE has been queued on every queue pair that took part.
-    done_queued: bool,
-}
-
-/// One transfer.
-#[derive(Debug)]
-pub(super) struct Transfer {
-    pub(super) grant: u64,
-    pub(super) tag: u64,
-    pub(super) attempt: u16,
-    pub(super) plan: Plan,
-    pub(super) cursor: Cursor,
-    deadline: Instant,
-    /// From activation on.
-    pub(super) slot: Option<Slot>,
-    /// Queue pairs on which something was posted.
-    pub(super) took_part: u64,
-    /// Ordered: queue pairs whose notification has been posted, and those where it is still to be.
-    pub(super) notified: u64,
-    pub(super) tail: u64,
-    /// Everything has been cut, and `tail` is final.
-    pub(super) cut: bool,
-    pub(super) header: HeaderState,
-    /// Data work requests that have not completed.
-    pub(super) outstanding: u32,
-    /// WRITEs of payload that have been posted.
-    pub(super) wrs: u64,
-    pub(super) abort: Option<Aborting>,
-    /// The peer has spoken.
-    pub(super) resolved: bool,
-    sent_told: bool,
-    done_told: bool,
-    released_told: bool,
-}
-
-impl Transfer {
-    /// All data and all notifications have been posted.
-    fn all_posted(&self) -> bool {
-        self.cut && self.tail == 0
-    }
-
-    /// The receiver may have delivered it, or may do so.
-    fn deliverable(&self) -> bool {
-        self.all_posted() && self.header == HeaderState::Posted
-    }
-
-    /// When something must have changed.
-    fn timeout(&self, cfg: &Config) -> Option<Instant> {
-        match self.abort {
-            Some(a) if self.outstanding > 0 || !self.done_told => Some(a.at + cfg.abort_grace),
-            Some(_) if self.resolved => None,
-            Some(a) => Some(a.at + cfg.abort_grace + cfg.peer_timeout),
-            None if self.resolved => self.deadline.checked_add(cfg.abort_grace),
-            None => Some(self.deadline),
-        }
-    }
-}
 
 /// A slot that an immediate can name.
 #[derive(Debug, Default)]

@@ -8,7 +8,7 @@ use super::credits::Urgency;
 use super::event::{Sink, Token, Transmitted};
 use super::outbox::Queued;
 use super::plan::Piece;
-use super::sender::{HeaderState, Transfer};
+use super::transfer::{HeaderState, Transfer};
 use super::{Connection, Link, Notify, SQ_RESERVE};
 
 /// Work requests of one call (R9).
@@ -24,18 +24,6 @@ enum Step {
     Blocked,
     /// It has nothing more to post.
     Finished,
-}
-
-/// Token of a work request of a transfer. Control has [`CONTROL`].
-fn data_token(transfer: u64) -> Token {
-    Token(transfer << 1 | 1)
-}
-
-const CONTROL: Token = Token(0);
-
-/// The transfer that a token belongs to; `None` for control.
-pub(super) fn transfer_of(token: Token) -> Option<u64> {
-    (token.0 & 1 == 1).then_some(token.0 >> 1)
 }
 
 /// The next queue pair, from `start` on, that can take data, and a notification if `notify`. Those of `prefer` first.
@@ -117,7 +105,7 @@ impl Connection {
                 t.notified |= 1 << qp;
                 self.links[qp].credits.on_sent_data();
             }
-            sink.write(qp, &piece.unwrap_or_default(), notify.then_some(slot.imm()), data_token(id));
+            sink.write(qp, &piece.unwrap_or_default(), notify.then_some(slot.imm()), Token::data(id));
         }
         let wrote = piece.is_some() || by_imm;
         if last {
@@ -147,12 +135,12 @@ impl Connection {
         self.outstanding += 1;
         self.links[qp].credits.on_sent_data();
         match self.cfg.notify {
-            Notify::Imm => sink.write(qp, &Piece::default(), Some(slot.imm()), data_token(id)),
+            Notify::Imm => sink.write(qp, &Piece::default(), Some(slot.imm()), Token::data(id)),
             Notify::Send => {
                 self.begin(qp, Class::Data);
                 let fits = self.builder.push(&Record::Notify { transfer: id, attempt, slot });
                 debug_assert!(fits, "a NOTIFY fits into any message");
-                sink.send(qp, self.builder.bytes(), data_token(id));
+                sink.send(qp, self.builder.bytes(), Token::data(id));
             }
         }
         Step::Posted
@@ -202,7 +190,7 @@ impl Connection {
         *budget -= 1;
         self.outstanding += 1;
         self.links[qp].credits.on_sent_control();
-        sink.send(qp, self.builder.bytes(), CONTROL);
+        sink.send(qp, self.builder.bytes(), Token::CONTROL);
     }
 
     /// Records that must travel on this queue pair.

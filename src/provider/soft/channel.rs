@@ -32,7 +32,11 @@ pub(crate) struct SoftChannel {
     generation: AtomicUsize,
     /// Where the next slice starts. One thread at a time makes progress.
     slice: Mutex<usize>,
-    /// Somebody relies on the descriptor. Work that shows up without an edge then signals.
+    /// Somebody relies on the descriptor: work that shows up without an edge signals it. Set by arming, cleared by the
+    /// signal or by whoever takes the events, not by a poll: another thread may poll while that one sleeps.
+    relied_on: AtomicBool,
+    /// Nobody has polled with success since it was armed, so that nobody may come again soon: acknowledgements that are
+    /// due do not wait for company.
     sleeping: AtomicBool,
 }
 
@@ -50,10 +54,13 @@ impl SoftDevice {
                 members: RwLock::default(),
                 generation: AtomicUsize::new(0),
                 slice: Mutex::new(0),
+                relied_on: AtomicBool::new(false),
                 sleeping: AtomicBool::new(false),
             })
         };
-        make().map(Arc::new).map_err(|source| DeviceError::Os { what: "creating a completion channel", source })
+        make()
+            .map(Arc::new)
+            .map_err(|source| DeviceError::Os { what: "creating a completion channel", source })
     }
 }
 
@@ -64,6 +71,7 @@ impl SoftChannel {
 
     /// Takes the pending events. Sockets that they name are served by the next polls.
     pub(crate) fn drain_events(&self) -> io::Result<()> {
+        self.relied_on.store(false, Ordering::SeqCst);
         self.sleeping.store(false, Ordering::SeqCst);
         self.event.clear();
         self.timer.clear();
@@ -92,9 +100,16 @@ impl SoftChannel {
         self.event.signal();
     }
 
+    /// Whoever polls has got something, and will come again.
+    pub(super) fn awake(&self) {
+        if self.sleeping.load(Ordering::Relaxed) {
+            self.sleeping.store(false, Ordering::SeqCst);
+        }
+    }
+
     /// There is work to do that no edge will announce.
     pub(super) fn kick(&self) {
-        if self.sleeping.load(Ordering::SeqCst) && self.sleeping.swap(false, Ordering::SeqCst) {
+        if self.relied_on.load(Ordering::SeqCst) && self.relied_on.swap(false, Ordering::SeqCst) {
             self.event.signal();
         }
     }
@@ -130,10 +145,10 @@ impl SoftChannel {
             EVENT | TIMER => {}
             token => {
                 // Events of a queue pair that has left name a slot that is empty, or taken by another token.
-                if let Some(Some(qp)) = members.get(token as u32 as usize) {
-                    if qp.token == token {
-                        qp.add_edges(ready);
-                    }
+                if let Some(Some(qp)) = members.get(token as u32 as usize)
+                    && qp.token == token
+                {
+                    qp.add_edges(ready);
                 }
             }
         })
@@ -182,9 +197,11 @@ impl SoftChannel {
 
     /// Declares that somebody will wait for the descriptor, and says whether there is work at hand instead.
     pub(super) fn about_to_sleep(&self) -> io::Result<bool> {
+        self.relied_on.store(true, Ordering::SeqCst);
         self.sleeping.store(true, Ordering::SeqCst);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         if members.iter().flatten().any(|qp| qp.has_work()) {
+            self.relied_on.store(false, Ordering::SeqCst);
             self.sleeping.store(false, Ordering::SeqCst);
             return Ok(true);
         }

@@ -64,7 +64,7 @@ impl CqShared {
         }
     }
 
-    fn pop(&self, out: &mut [Cqe]) -> io::Result<(usize, bool)> {
+    fn pop(&self, out: &mut [Cqe]) -> io::Result<usize> {
         let mut queue = lock(&self.queue);
         let n = out.len().min(queue.cqes.len());
         for (slot, cqe) in out.iter_mut().zip(queue.cqes.drain(..n)) {
@@ -73,7 +73,7 @@ impl CqShared {
         if n == 0 && queue.overrun {
             return Err(io::Error::other("completion queue overrun"));
         }
-        Ok((n, queue.cqes.is_empty()))
+        Ok(n)
     }
 
     fn is_empty(&self) -> bool {
@@ -86,8 +86,9 @@ impl SoftCq {
     /// Takes queued completions; when there are none, moves data for one slice and looks again.
     pub(crate) fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
         let cq = &self.shared;
-        let (n, _) = cq.pop(out)?;
+        let n = cq.pop(out)?;
         if n > 0 || out.is_empty() {
+            cq.channel.awake();
             return Ok(n);
         }
         // What this slice completes is handed out below, so it needs no event.
@@ -102,7 +103,11 @@ impl SoftCq {
             }
         }
         progress?;
-        Ok(popped?.0)
+        let n = popped?;
+        if n > 0 {
+            cq.channel.awake();
+        }
+        Ok(n)
     }
 
     pub(crate) fn arm(&self) -> io::Result<Armed> {

@@ -20,7 +20,10 @@ pub(super) enum Link {
     Dialing(Socket),
     Up(Socket),
     /// ERR: the last words have been sent; what still arrives is discarded, so that they are not reset.
-    Draining { socket: Socket, left: usize },
+    Draining {
+        socket: Socket,
+        left: usize,
+    },
     Down,
 }
 
@@ -69,7 +72,9 @@ impl Door {
         for _ in 0..MAX_STRANGERS {
             match self.listener.accept() {
                 Ok((socket, _)) => {
-                    if socket.set_nonblocking(true).is_err() || epoll.add_socket(socket.as_fd(), token).is_err() {
+                    if socket.set_nonblocking(true).is_err()
+                        || epoll.add_socket(socket.as_fd(), token).is_err()
+                    {
                         continue;
                     }
                     if self.strangers.len() == MAX_STRANGERS {
@@ -146,10 +151,10 @@ pub(super) fn dialed(socket: &Socket) -> io::Result<bool> {
 pub(super) fn tune(socket: &Socket, timeout: Duration) {
     let _ = socket.set_tcp_nodelay(true);
     let _ = socket.set_tcp_user_timeout(Some(timeout));
-    if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr()) {
-        if let (Some(local), Some(peer)) = (local.as_socket(), peer.as_socket()) {
-            set_loopback(socket, local.ip(), peer.ip());
-        }
+    if let (Ok(local), Ok(peer)) = (socket.local_addr(), socket.peer_addr())
+        && let (Some(local), Some(peer)) = (local.as_socket(), peer.as_socket())
+    {
+        set_loopback(socket, local.ip(), peer.ip());
     }
 }
 

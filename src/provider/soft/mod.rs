@@ -6,9 +6,10 @@
 //! ```text
 //!   channel.rs  the descriptor; one bounded slice of progress over the queue pairs
 //!   cq.rs       completion queues
-//!   qp.rs       queue pairs: creation, posts, states, the end
+//!   qp.rs       queue pairs: creation, what others see; post.rs  posts; service.rs  turns, errors, the end
 //!   sq.rs       the send queue: what is sent next, what is outstanding
-//!   tx.rs       frames out            rx.rs   frames in, execution of the peer's requests
+//!   tx.rs       frames out
+//!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed
 //!   link.rs     sockets: listening, dialling, who the peer is
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //! ```
@@ -19,13 +20,16 @@
 //! regions, the numbers. Nothing is called back under a lock.
 
 mod channel;
+mod check;
 mod cq;
 mod frame;
 mod link;
 mod mr;
+mod post;
 mod qp;
 mod rng;
 mod rx;
+mod service;
 mod sq;
 mod sys;
 mod tuning;
@@ -66,10 +70,8 @@ pub(crate) struct SoftPd {
 
 impl SoftDevice {
     pub(crate) fn open(config: &SoftConfig) -> Result<Arc<Self>, DeviceError> {
-        link::check_address(config.address).map_err(|source| DeviceError::Os {
-            what: "binding to the soft device's address",
-            source,
-        })?;
+        link::check_address(config.address)
+            .map_err(|source| DeviceError::Os { what: "binding to the soft device's address", source })?;
         Ok(Arc::new(Self {
             caps: config.profile.capabilities(),
             address: config.address,

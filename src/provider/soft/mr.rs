@@ -58,11 +58,11 @@ impl SoftPd {
             return Err(MemoryError::OutOfRange { offset, len, size });
         }
         let entry = Entry { addr: mapping.addr() + offset, len, access, pd: self.id, mapping };
-        let key = self
-            .device
-            .mrs
-            .insert(entry)
-            .map_err(|source| MemoryError::Os { what: "drawing a key for a registration", len, source })?;
+        let key = self.device.mrs.insert(entry).map_err(|source| MemoryError::Os {
+            what: "drawing a key for a registration",
+            len,
+            source,
+        })?;
         Ok(SoftMr { device: self.device.clone(), key })
     }
 }
@@ -148,12 +148,23 @@ pub(super) struct MrGuard<'t>(RwLockReadGuard<'t, Entries>);
 
 impl MrGuard<'_> {
     /// The memory at `addr..+len`, when `key` is of domain `pd`, covers all of it and allows `access`.
-    pub(super) fn resolve(&self, key: u32, pd: u32, addr: u64, len: u64, access: AccessFlags) -> Option<MemRange<'_>> {
+    pub(super) fn resolve(
+        &self,
+        key: u32,
+        pd: u32,
+        addr: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Option<MemRange<'_>> {
         let entry = self.0.live.get(&key)?;
         let offset = addr.checked_sub(entry.addr)?;
         let inside = offset.checked_add(len)? <= entry.len;
-        (inside && entry.pd == pd && entry.access.contains(access))
-            .then(|| MemRange { addr, len: len as usize, mapping: &entry.mapping, held: PhantomData })
+        (inside && entry.pd == pd && entry.access.contains(access)).then(|| MemRange {
+            addr,
+            len: len as usize,
+            mapping: &entry.mapping,
+            held: PhantomData,
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Frames in: the peer's requests are checked and executed, its answers complete ours.
+//! Frames in: the peer's requests are executed, its answers complete ours. `check.rs` decides what is allowed.
 //!
 //! Headers and descriptors come through a small staging buffer. Payload is read straight into the memory that the
 //! descriptors name, several at once, with the staging buffer as the tail for the next header.
@@ -17,7 +17,7 @@ use super::mr::{MemRange, MrGuard};
 use super::qp::QpInner;
 use super::sq::{Cause, Piece, SendQueue};
 use super::sys::{self, RecvVecs};
-use super::tuning::{MAX_DESCS, MAX_OPEN, STAGE_BYTES};
+use super::tuning::{MAX_DESCS, STAGE_BYTES};
 use super::tx::Response;
 use crate::provider::{AccessFlags, Cqe, RecvWr, WcOpcode, WcStatus};
 
@@ -32,7 +32,7 @@ pub(super) struct Refusal {
 
 /// Why a descriptor is not executed.
 #[derive(Debug)]
-enum Stop {
+pub(super) enum Stop {
     /// No receive is posted.
     NotReady,
     Refuse(Refusal),
@@ -44,28 +44,33 @@ enum Stop {
 
 /// A message of the peer of which not everything is here.
 #[derive(Debug)]
-struct Open {
-    msn: u32,
-    send: bool,
-    total: u32,
+pub(super) struct Open {
+    pub(super) msn: u32,
+    pub(super) send: bool,
+    pub(super) total: u32,
     /// Bytes of checked segments, and of those that are in memory.
-    planned: u32,
-    received: u32,
-    recv: Option<RecvWr>,
-    imm: Option<u32>,
+    pub(super) planned: u32,
+    pub(super) received: u32,
+    pub(super) recv: Option<RecvWr>,
+    pub(super) imm: Option<u32>,
 }
 
 /// Where the payload of a checked descriptor goes.
 #[derive(Clone, Copy, Debug)]
-enum Target {
+pub(super) enum Target {
     Nothing,
-    Memory { addr: u64, key: u32, access: AccessFlags, recv: Option<RecvWr> },
+    Memory {
+        addr: u64,
+        key: u32,
+        access: AccessFlags,
+        recv: Option<RecvWr>,
+    },
     /// The elements of a READ of ours.
     Read,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Expect {
+pub(super) enum Expect {
     Preamble(Preamble),
     Header,
     Payload,
@@ -80,21 +85,21 @@ enum Flow {
 
 #[derive(Debug)]
 pub(super) struct Rx {
-    stage: Box<[u8]>,
-    start: usize,
-    end: usize,
-    expect: Expect,
-    descs: Vec<Desc>,
+    pub(super) stage: Box<[u8]>,
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) expect: Expect,
+    pub(super) descs: Vec<Desc>,
     /// Of the first descriptors, those that have been checked.
-    targets: Vec<Target>,
+    pub(super) targets: Vec<Target>,
     /// The descriptor whose payload comes next, and how much of it is here.
-    at: usize,
-    off: u32,
+    pub(super) at: usize,
+    pub(super) off: u32,
     /// The descriptor after the checked ones is refused, once those before it are done.
-    refused: Option<Refusal>,
-    open: VecDeque<Open>,
+    pub(super) refused: Option<Refusal>,
+    pub(super) open: VecDeque<Open>,
     /// RC: the MSN of the next new message.
-    next: u32,
+    pub(super) next: u32,
     /// A message waits for a receive: until then, if not for ever.
     pub(super) not_ready: Option<Option<Instant>>,
 }
@@ -145,7 +150,7 @@ impl Rx {
         &self.stage[self.start..self.end]
     }
 
-    fn find(&self, msn: u32) -> Option<usize> {
+    pub(super) fn find(&self, msn: u32) -> Option<usize> {
         self.open.iter().position(|m| m.msn == msn)
     }
 }
@@ -241,7 +246,9 @@ impl QpInner {
             }
             match self.rx.expect {
                 Expect::Preamble(expected) => {
-                    let Some(bytes) = self.rx.staged().first_chunk::<PREAMBLE>() else { return Ok(Flow::Hungry) };
+                    let Some(bytes) = self.rx.staged().first_chunk::<PREAMBLE>() else {
+                        return Ok(Flow::Hungry);
+                    };
                     if Preamble::decode(bytes) != Some(expected) {
                         return Err(Stop::Nonsense);
                     }
@@ -304,122 +311,6 @@ impl QpInner {
             self.retire();
         }
         Ok(true)
-    }
-
-    /// Checks the descriptors of this frame, as far as that is possible now. False when a receive is missing.
-    fn check_descriptors(&mut self) -> Result<bool, Stop> {
-        while self.rx.targets.len() < self.rx.descs.len() && self.rx.refused.is_none() {
-            let desc = self.rx.descs[self.rx.targets.len()];
-            match self.check(&desc) {
-                Ok(target) => self.rx.targets.push(target),
-                Err(Stop::NotReady) => return Ok(false),
-                Err(Stop::Refuse(refusal)) => self.rx.refused = Some(refusal),
-                Err(other) => return Err(other),
-            }
-        }
-        self.rx.not_ready = None;
-        Ok(true)
-    }
-
-    fn check(&mut self, desc: &Desc) -> Result<Target, Stop> {
-        match desc.opcode {
-            Opcode::Send | Opcode::Write => self.check_segment(desc),
-            Opcode::ReadRequest => {
-                self.check_new(desc)?;
-                let planned = self.rx.descs[self.rx.at..self.rx.targets.len()].iter();
-                let planned = planned.filter(|d| d.opcode == Opcode::ReadRequest).count();
-                if self.tx.responses.len() + planned >= self.max_responses {
-                    return Err(refuse(desc, Nak::InvalidRequest));
-                }
-                self.check_remote(desc, AccessFlags::REMOTE_READ)?;
-                self.rx.next = self.rx.next.wrapping_add(1);
-                Ok(Target::Nothing)
-            }
-            Opcode::ReadResponse => {
-                let entry = self.sq.get(desc.msn).ok_or(Stop::Nonsense)?;
-                let ours = entry.is_read() && entry.gone && entry.total == desc.total;
-                if ours { Ok(Target::Read) } else { Err(Stop::Nonsense) }
-            }
-            Opcode::Ack if self.device.caps.ordered => Err(Stop::Nonsense),
-            Opcode::Ack | Opcode::Nak => Ok(Target::Nothing),
-        }
-    }
-
-    /// RC: messages are new in their order, and one is complete before the next one begins.
-    fn check_new(&self, desc: &Desc) -> Result<(), Stop> {
-        if self.device.caps.ordered {
-            let whole = self.rx.open.back().is_none_or(|m| m.planned == m.total);
-            return if whole && desc.msn == self.rx.next { Ok(()) } else { Err(Stop::Nonsense) };
-        }
-        if self.rx.open.len() < MAX_OPEN { Ok(()) } else { Err(Stop::Nonsense) }
-    }
-
-    /// Whether the key allows the whole message. An empty one needs no key.
-    fn check_remote(&self, desc: &Desc, access: AccessFlags) -> Result<(), Stop> {
-        let guard = self.device.mrs.read();
-        let allowed =
-            desc.total == 0 || guard.resolve(desc.rkey, self.pd, desc.addr, desc.total.into(), access).is_some();
-        if allowed { Ok(()) } else { Err(refuse(desc, Nak::Access)) }
-    }
-
-    fn check_segment(&mut self, desc: &Desc) -> Result<Target, Stop> {
-        let send = desc.opcode == Opcode::Send;
-        if !send {
-            self.check_remote(desc, AccessFlags::REMOTE_WRITE)?;
-        }
-        let at = match self.rx.find(desc.msn) {
-            Some(at) => at,
-            None => {
-                self.check_new(desc)?;
-                if u64::from(desc.total) > self.device.caps.max_msg_size {
-                    return Err(refuse(desc, Nak::InvalidRequest));
-                }
-                let recv = if send || desc.imm().is_some() { Some(self.take_receive(desc, send)?) } else { None };
-                let (msn, total, imm) = (desc.msn, desc.total, desc.imm());
-                self.rx.open.push_back(Open { msn, send, total, planned: 0, received: 0, recv, imm });
-                self.rx.next = self.rx.next.wrapping_add(1);
-                self.rx.open.len() - 1
-            }
-        };
-        let ordered = self.device.caps.ordered;
-        let message = &mut self.rx.open[at];
-        let fits = message.send == send
-            && message.total == desc.total
-            && desc.len <= message.total - message.planned
-            && (!ordered || desc.offset == message.planned);
-        if !fits {
-            return Err(Stop::Nonsense);
-        }
-        message.planned += desc.len;
-        if desc.len == 0 {
-            return Ok(Target::Nothing);
-        }
-        if !send {
-            let addr = desc.addr + u64::from(desc.offset);
-            return Ok(Target::Memory { addr, key: desc.rkey, access: AccessFlags::REMOTE_WRITE, recv: None });
-        }
-        let sge = message.recv.and_then(|r| r.sge).ok_or(Stop::Nonsense)?;
-        let addr = sge.addr + u64::from(desc.offset);
-        Ok(Target::Memory { addr, key: sge.lkey, access: AccessFlags::LOCAL_WRITE, recv: message.recv })
-    }
-
-    /// The receive for a new message, when there is one and the message fits into it.
-    fn take_receive(&mut self, desc: &Desc, send: bool) -> Result<RecvWr, Stop> {
-        let recv = self.rq.pop_front().ok_or(Stop::NotReady)?;
-        if !send || desc.total == 0 {
-            return Ok(recv);
-        }
-        let refuse = |nak, status| {
-            Stop::Refuse(Refusal { msn: desc.msn, nak, recv: Some((recv, status)) })
-        };
-        let Some(sge) = recv.sge.filter(|s| s.len >= desc.total) else {
-            return Err(refuse(Nak::InvalidRequest, WcStatus::LocalLength));
-        };
-        let guard = self.device.mrs.read();
-        match guard.resolve(sge.lkey, self.pd, sge.addr, sge.len.into(), AccessFlags::LOCAL_WRITE) {
-            Some(_) => Ok(recv),
-            None => Err(refuse(Nak::Operation, WcStatus::LocalProtection)),
-        }
     }
 
     /// Copies payload that came in with headers, and finishes the descriptors that need no more.
@@ -527,10 +418,10 @@ impl QpInner {
                 let at = self.rx.find(desc.msn).ok_or(Stop::Nonsense)?;
                 let message = &mut self.rx.open[at];
                 message.received += desc.len;
-                if message.received == message.total {
-                    if let Some(message) = self.rx.open.remove(at) {
-                        self.executed(&message);
-                    }
+                if message.received == message.total
+                    && let Some(message) = self.rx.open.remove(at)
+                {
+                    self.executed(&message);
                 }
                 Ok(())
             }
@@ -597,8 +488,4 @@ impl QpInner {
         let cq = &self.send_cq;
         self.sq.retire(self.qp_num, |cqe| cq.push(cqe));
     }
-}
-
-fn refuse(desc: &Desc, nak: Nak) -> Stop {
-    Stop::Refuse(Refusal { msn: desc.msn, nak, recv: None })
 }

@@ -117,7 +117,15 @@ impl SendQueue {
     }
 
     /// Adds a request with elements, and says its MSN. `inline` has the payload instead, when it was copied.
-    pub(super) fn push(&mut self, wr_id: u64, op: SendOp, signaled: bool, total: u32, sges: &[Sge], inline: Option<&[u8]>) -> u32 {
+    pub(super) fn push(
+        &mut self,
+        wr_id: u64,
+        op: SendOp,
+        signaled: bool,
+        total: u32,
+        sges: &[Sge],
+        inline: Option<&[u8]>,
+    ) -> u32 {
         let data_at = match inline {
             Some(bytes) => {
                 self.inline.extend(bytes);

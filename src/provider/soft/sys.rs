@@ -1,6 +1,6 @@
 //! System calls: epoll, eventfd, timerfd, gathered reads and writes. No policy.
 //!
-//! With `mr.rs` (and the inline copy in `qp.rs`) the only files of the provider with `unsafe`.
+//! With `mr.rs` (and the inline copy in `post.rs`) the only files of the provider with `unsafe`.
 
 use std::io;
 use std::marker::PhantomData;
@@ -66,7 +66,9 @@ impl Epoll {
     fn add(&self, fd: BorrowedFd<'_>, token: u64, events: libc::c_int) -> io::Result<()> {
         let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: both descriptors are open, and `event` lives for the call.
-        check(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event) })?;
+        check(unsafe {
+            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &mut event)
+        })?;
         Ok(())
     }
 
@@ -129,7 +131,8 @@ pub(super) struct TimerFd(OwnedFd);
 impl TimerFd {
     pub(super) fn new() -> io::Result<Self> {
         // SAFETY: a plain system call.
-        owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) }).map(Self)
+        owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) })
+            .map(Self)
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {

@@ -149,10 +149,7 @@ impl Tx {
 impl QpInner {
     /// Something other than an acknowledgement waits to be sent.
     pub(super) fn wants_to_send(&self) -> bool {
-        self.tx.active
-            || !self.tx.responses.is_empty()
-            || self.refusal.is_some()
-            || self.sq.wants_to_send()
+        self.tx.active || !self.tx.responses.is_empty() || self.refusal.is_some() || self.sq.wants_to_send()
     }
 
     /// Sends up to about `budget` bytes. Returns how many were sent.
@@ -230,13 +227,14 @@ impl QpInner {
             // Responses and requests take turns.
             while self.add_response() | self.add_request() {}
         }
-        if let Some(refusal) = &self.refusal {
-            if self.tx.responses.is_empty() && self.tx.descs < MAX_DESCS {
-                let mut desc = Desc::new(Opcode::Nak, refusal.msn);
-                desc.status = refusal.nak.code();
-                self.tx.push_desc(&desc);
-                self.tx.has_nak = true;
-            }
+        if let Some(refusal) = &self.refusal
+            && self.tx.responses.is_empty()
+            && self.tx.descs < MAX_DESCS
+        {
+            let mut desc = Desc::new(Opcode::Nak, refusal.msn);
+            desc.status = refusal.nak.code();
+            self.tx.push_desc(&desc);
+            self.tx.has_nak = true;
         }
         if self.tx.descs == 0 && !self.tx.ack_due {
             self.tx.preamble = preamble;

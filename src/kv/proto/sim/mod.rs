@@ -4,7 +4,9 @@
 //! A failure names its seed. `LANDFALL_SEED=n` replays one seed, `LANDFALL_SEEDS=n` runs so many. The same seed
 //! gives the same run on every machine.
 
+mod device;
 mod model;
+mod user;
 mod wire;
 mod world;
 

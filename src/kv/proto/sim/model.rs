@@ -36,6 +36,8 @@ pub(super) struct Transfer {
     pub(super) sources: Vec<u32>,
     pub(super) deadline: u64,
     pub(super) tag: u64,
+    /// Its time is ample and nothing has interfered: it must land.
+    pub(super) ample: bool,
     pub(super) sent: bool,
     pub(super) done: Option<Outcome>,
     pub(super) released: bool,
@@ -189,6 +191,12 @@ impl Model {
                 if let Some(slack) = cx.slack {
                     assert!(cx.now <= t.deadline + slack, "k5: done at {}, deadline {}", cx.now, t.deadline);
                 }
+                let revoked = self.grants.get(&(t.receiver, t.grant)).is_some_and(|g| g.revoked);
+                let landed = outcome == Outcome::Landed;
+                assert!(
+                    landed || !t.ample || revoked,
+                    "k1: {id:?} did not land, and nothing was wrong: {outcome:?}"
+                );
                 t.done = Some(outcome);
             }
             Event::Released { id } => {

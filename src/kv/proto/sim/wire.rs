@@ -22,6 +22,14 @@ pub(super) struct Wr {
     pub(super) data: Option<Vec<u8>>,
 }
 
+/// A completion.
+#[derive(Debug, Clone)]
+pub(super) enum Item {
+    Imm(usize, u32),
+    Bytes(usize, Vec<u8>),
+    Sent(usize, Token, bool),
+}
+
 /// Things that happen at their time.
 #[derive(Debug, Clone)]
 pub(super) enum Happening {
@@ -33,6 +41,12 @@ pub(super) enum Happening {
         qp: usize,
         token: Token,
         ok: bool,
+        incarnation: u32,
+    },
+    /// The target's queue pair shows what it has received. Each is polled at its own time.
+    Receive {
+        ep: usize,
+        item: Item,
         incarnation: u32,
     },
     User,
@@ -82,6 +96,8 @@ pub(super) struct Queue {
     /// On an ordered wire nothing is executed or completed before these times.
     pub(super) executes: u64,
     pub(super) completes: u64,
+    /// Nothing that the peer has sent is shown before this time.
+    pub(super) shows: u64,
     /// Nothing more gets through.
     pub(super) dead: bool,
     /// A work request has failed: all that follow are flushed.

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::super::{
-    AbortReason, Cause, Config, Connection, Credits, Event, GrantRef, Ledger, Notify, Outcome, PlanBuilder,
-    Received, Refused, Resolution, Token, TransferId, Transmitted, WriteRequest,
+    AbortReason, Config, Connection, Credits, Event, Ledger, Notify, Outcome, Received, Resolution,
+    Transmitted,
 };
 use super::Rng;
 use super::model::{BLOCK_BYTES, BLOCKS, Context, Grant, GrantState, Life, Model, Pool, Transfer};
-use super::wire::{Happening, Op, Posted, Queue, Timing, Wr};
+use super::wire::{Happening, Item, Posted, Queue, Timing};
 use crate::kv::layout::Layout;
 
 /// What a run, or many, have come to.
@@ -48,57 +48,55 @@ impl Summary {
     }
 }
 
-#[derive(Debug)]
-enum Item {
-    Imm(usize, u32),
-    Bytes(usize, Vec<u8>),
-    Sent(usize, Token, bool),
-}
-
 /// One endpoint with its device and its user.
-struct Endpoint {
-    conn: Option<Connection>,
-    ledger: Option<Ledger>,
-    life: u32,
-    queues: Vec<Queue>,
-    cq: VecDeque<Item>,
-    wake: Option<u64>,
-    frozen: bool,
+pub(super) struct Endpoint {
+    pub(super) conn: Option<Connection>,
+    pub(super) ledger: Option<Ledger>,
+    pub(super) life: u32,
+    pub(super) queues: Vec<Queue>,
+    pub(super) cq: VecDeque<Item>,
+    pub(super) wake: Option<u64>,
+    pub(super) frozen: bool,
     /// It was frozen at some time: its own deadlines may be late.
-    was_frozen: bool,
+    pub(super) was_frozen: bool,
     /// The queue pairs are destroyed.
-    fenced: bool,
-    sources: Pool,
-    targets: Pool,
+    pub(super) fenced: bool,
+    pub(super) sources: Pool,
+    pub(super) targets: Pool,
     /// Grants of the peer: its life and the grant's number.
-    usable: Vec<(Life, u64)>,
+    pub(super) usable: Vec<(Life, u64)>,
     /// Messages that were accepted on this connection and not yet delivered to the peer.
-    messages: VecDeque<Vec<u8>>,
+    pub(super) messages: VecDeque<Vec<u8>>,
 }
 
 pub(super) struct World {
-    rng: Rng,
-    start: Instant,
-    now: u64,
-    order: u64,
-    agenda: BTreeMap<(u64, u64), Happening>,
-    cfg: Config,
-    depth: usize,
-    timing: Timing,
-    ends: [Endpoint; 2],
-    incarnation: u32,
-    model: Model,
-    actions: u32,
-    tags: u64,
-    faults: bool,
-    kills: u32,
-    closing: bool,
-    summary: Summary,
+    pub(super) rng: Rng,
+    pub(super) start: Instant,
+    pub(super) now: u64,
+    pub(super) order: u64,
+    pub(super) agenda: BTreeMap<(u64, u64), Happening>,
+    pub(super) cfg: Config,
+    /// Receives that each end posts on a queue pair.
+    pub(super) credits: [Credits; 2],
+    pub(super) depth: usize,
+    pub(super) timing: Timing,
+    pub(super) ends: [Endpoint; 2],
+    pub(super) incarnation: u32,
+    pub(super) model: Model,
+    pub(super) actions: u32,
+    pub(super) tags: u64,
+    pub(super) faults: bool,
+    pub(super) kills: u32,
+    pub(super) closing: bool,
+    pub(super) summary: Summary,
 }
 
-const LIMIT: u64 = 120_000_000;
+/// No run takes so long, in simulated microseconds.
+const LIMIT: u64 = 600_000_000;
+/// A transfer with so much time lands, if nothing goes wrong.
+pub(super) const AMPLE: u64 = 60_000_000;
 
-fn epoch(life: Life) -> u64 {
+pub(super) fn epoch(life: Life) -> u64 {
     100 + life.0 as u64 + 10 * u64::from(life.1)
 }
 
@@ -111,16 +109,15 @@ impl World {
             true => Credits { data: rng.range(1, 8) as u32, control: rng.range(4, 8) as u32 },
             false => Credits { data: 64, control: 32 },
         };
-        // Credits are the same in both directions, so that one configuration serves both ends.
-        let both = credits(&mut rng);
+        let credits = [credits(&mut rng), credits(&mut rng)];
         let cfg = Config {
             qps: rng.range(1, 4) as usize,
             notify: if ordered && rng.one_in(2) { Notify::Send } else { Notify::Imm },
             ordered,
             local_epoch: epoch((0, 0)),
             peer_epoch: epoch((1, 0)),
-            tx_credits: both,
-            rx_credits: both,
+            tx_credits: credits[1],
+            rx_credits: credits[0],
             max_control: if rng.one_in(2) { 256 } else { 1024 },
             max_write: rng.pick(&[16, 64, 100, 4096]),
             max_transfers: rng.pick(&[1, 2, 5, 16]),
@@ -171,6 +168,7 @@ impl World {
             closing: false,
             summary: Summary::default(),
             cfg,
+            credits,
             rng,
         };
         world.kills = if world.faults { world.rng.range(1, 3) as u32 } else { 0 };
@@ -183,32 +181,34 @@ impl World {
         world
     }
 
-    fn instant(&self, micros: u64) -> Instant {
+    pub(super) fn instant(&self, micros: u64) -> Instant {
         self.start + Duration::from_micros(micros)
     }
 
-    fn at(&mut self, delay: u64, what: Happening) {
+    pub(super) fn at(&mut self, delay: u64, what: Happening) {
         self.order += 1;
         self.agenda.insert((self.now + delay, self.order), what);
     }
 
-    fn life(&self, ep: usize) -> Life {
+    pub(super) fn life(&self, ep: usize) -> Life {
         (ep, self.ends[ep].life)
     }
 
-    fn wake(&mut self, ep: usize, at: u64) {
+    pub(super) fn wake(&mut self, ep: usize, at: u64) {
         let end = &mut self.ends[ep];
         end.wake = Some(end.wake.map_or(at, |w| w.min(at)));
     }
 
-    fn connect(&mut self) {
+    pub(super) fn connect(&mut self) {
         self.incarnation += 1;
         self.closing = false;
         let lives = [self.life(0), self.life(1)];
         let now = self.instant(self.now);
         for ep in 0..2 {
             let (local_epoch, peer_epoch) = (epoch(lives[ep]), epoch(lives[1 - ep]));
-            let cfg = Config { local_epoch, peer_epoch, ..self.cfg.clone() };
+            let (ours, theirs) = (self.credits[ep], self.credits[1 - ep]);
+            let mut cfg = Config { local_epoch, peer_epoch, ..self.cfg.clone() };
+            (cfg.tx_credits, cfg.rx_credits) = (theirs, ours);
             let end = &mut self.ends[ep];
             let ledger = end.ledger.take().unwrap_or_else(|| Ledger::new(local_epoch, peer_epoch));
             let receives = cfg.rx_credits.data + cfg.rx_credits.control;
@@ -247,7 +247,7 @@ impl World {
     }
 
     /// What has not ended, for a failure's message.
-    fn waiting(&self) -> String {
+    pub(super) fn waiting(&self) -> String {
         let mut out = format!("closing {}, {} on the agenda; ", self.closing, self.agenda.len());
         for (ep, e) in self.ends.iter().enumerate() {
             let state = e.conn.as_ref().map(|c| format!("{:?}", c.state));
@@ -262,7 +262,7 @@ impl World {
         out
     }
 
-    fn on_happening(&mut self, what: Happening) {
+    pub(super) fn on_happening(&mut self, what: Happening) {
         match what {
             Happening::Execute(wr) => self.execute(wr),
             Happening::Complete { ep, qp, token, mut ok, incarnation } => {
@@ -270,9 +270,18 @@ impl World {
                     return;
                 }
                 let queue = &mut self.ends[ep].queues[qp];
-                ok &= !queue.failed && !(queue.dead && self.rng.one_in(2));
+                let lost = queue.failed || (queue.dead && self.rng.one_in(2));
+                ok &= !lost;
                 queue.failed |= !ok;
+                if !ok {
+                    self.show_received(ep);
+                }
                 self.deliver(ep, Item::Sent(qp, token, ok));
+            }
+            Happening::Receive { ep, item, incarnation } => {
+                if incarnation == self.incarnation && !self.ends[ep].fenced {
+                    self.deliver(ep, item);
+                }
             }
             Happening::User => {
                 let ep = self.rng.below(2) as usize;
@@ -301,128 +310,13 @@ impl World {
         }
     }
 
-    /// A connection dies on some queue pairs, or a process freezes.
-    fn kill(&mut self) {
-        if self.closing || self.ends.iter().any(|e| e.conn.is_none()) {
-            return;
-        }
-        if self.rng.one_in(3) {
-            let ep = self.rng.below(2) as usize;
-            if !self.ends[ep].frozen {
-                self.ends[ep].frozen = true;
-                self.ends[ep].was_frozen = true;
-                let longest = self.rng.pick(&[100_000, 2_000_000]);
-                let time = self.rng.below(longest);
-                self.at(time, Happening::Thaw { ep });
-            }
-            return;
-        }
-        for ep in 0..2 {
-            for qp in 0..self.cfg.qps {
-                self.ends[ep].queues[qp].dead |= !self.rng.one_in(4);
-            }
-            if self.rng.one_in(3) {
-                // The driver tells; otherwise a failed work request or silence will.
-                let now = self.instant(self.now);
-                if let Some(conn) = &mut self.ends[ep].conn {
-                    conn.connection_lost(Cause::Transport, now);
-                }
-                self.wake(ep, self.now);
-            }
-        }
-    }
-
-    fn deliver(&mut self, ep: usize, item: Item) {
+    pub(super) fn deliver(&mut self, ep: usize, item: Item) {
         self.ends[ep].cq.push_back(item);
         let at = self.now + self.rng.below(50);
         self.wake(ep, at);
     }
 
-    fn execute(&mut self, wr: Wr) {
-        if wr.incarnation != self.incarnation {
-            return;
-        }
-        let (from, to) = (wr.from, 1 - wr.from);
-        let dead = self.ends[from].queues[wr.qp].dead || self.ends[to].fenced;
-        if dead {
-            // The device tries again for a while, then gives up.
-            return self.fail(&wr);
-        }
-        let takes_receive = !matches!(wr.op, Op::Write { imm: None, .. });
-        if takes_receive && self.ends[to].queues[wr.qp].receives == 0 {
-            let open = self.ends[to].conn.as_ref().is_some_and(|c| c.poll_timeout().is_some());
-            assert!(!open, "k7: a message with no receive posted, on queue pair {}", wr.qp);
-            return self.fail(&wr);
-        }
-        self.summary.work_requests += 1;
-        let item = match &wr.op {
-            Op::Write { piece, imm } => {
-                if piece.len > 0 {
-                    self.place(&wr, piece);
-                }
-                imm.map(|imm| Item::Imm(wr.qp, imm))
-            }
-            Op::Send(bytes) => Some(Item::Bytes(wr.qp, bytes.clone())),
-        };
-        if let Some(item) = item {
-            self.ends[to].queues[wr.qp].receives -= 1;
-            self.deliver(to, item);
-        }
-        if !self.timing.early_completion {
-            self.complete(&wr, 0, true);
-        }
-    }
-
-    /// The source's device gives up on a work request, or, if that had completed early, on its queue pair.
-    fn fail(&mut self, wr: &Wr) {
-        self.ends[wr.from].queues[wr.qp].dead = true;
-        if !self.timing.early_completion {
-            return self.complete(wr, 5000, false);
-        }
-        let now = self.instant(self.now);
-        if let Some(conn) = &mut self.ends[wr.from].conn {
-            conn.connection_lost(Cause::Transport, now);
-            self.wake(wr.from, self.now);
-        }
-    }
-
-    fn place(&mut self, wr: &Wr, piece: &super::super::Piece) {
-        let (from, to) = (wr.from, 1 - wr.from);
-        let id = wr.token.0 >> 1;
-        let (sender, receiver) = (self.life(from), self.life(to));
-        let data = match &wr.data {
-            Some(data) => data.clone(),
-            None => self.read(from, id, piece),
-        };
-        let targets = &mut self.ends[to].targets;
-        let offset = targets.offset(piece.dst_addr, piece.len, piece.rkey);
-        self.model.on_placed(sender, receiver, id, offset, piece, targets);
-        targets.bytes[offset..offset + data.len()].copy_from_slice(&data);
-    }
-
-    /// The source's device reads.
-    fn read(&self, ep: usize, id: u64, piece: &super::super::Piece) -> Vec<u8> {
-        let sources = &self.ends[ep].sources;
-        let offset = sources.offset(piece.src_addr, piece.len, piece.lkey);
-        for block in sources.blocks_at(offset, piece.len as usize) {
-            assert_eq!(sources.owner[block as usize], Some(id), "r1: a released source is read");
-        }
-        sources.bytes[offset..offset + piece.len as usize].to_vec()
-    }
-
-    fn complete(&mut self, wr: &Wr, least: u64, ok: bool) {
-        let queue_time = self.ends[wr.from].queues[wr.qp].completes;
-        let mut at = self.now + least + self.timing.delay(&mut self.rng);
-        if self.timing.ordered {
-            at = at.max(queue_time);
-            self.ends[wr.from].queues[wr.qp].completes = at;
-        }
-        let done =
-            Happening::Complete { ep: wr.from, qp: wr.qp, token: wr.token, ok, incarnation: wr.incarnation };
-        self.at(at - self.now, done);
-    }
-
-    fn on_wake(&mut self, ep: usize) {
+    pub(super) fn on_wake(&mut self, ep: usize) {
         self.ends[ep].wake = None;
         let now = self.instant(self.now);
         let Some(mut conn) = self.ends[ep].conn.take() else { return };
@@ -442,7 +336,7 @@ impl World {
         self.ends[ep].conn = Some(conn);
     }
 
-    fn feed(&mut self, ep: usize, conn: &mut Connection, item: Item, now: Instant) {
+    pub(super) fn feed(&mut self, ep: usize, conn: &mut Connection, item: Item, now: Instant) {
         match item {
             Item::Sent(qp, token, ok) => {
                 let outstanding = &mut self.ends[ep].queues[qp].outstanding;
@@ -461,7 +355,7 @@ impl World {
         }
     }
 
-    fn transmit(&mut self, ep: usize, conn: &mut Connection, now: Instant) {
+    pub(super) fn transmit(&mut self, ep: usize, conn: &mut Connection, now: Instant) {
         loop {
             let mut sink = Posted {
                 depth: self.depth,
@@ -480,25 +374,7 @@ impl World {
         }
     }
 
-    fn post(&mut self, from: usize, qp: usize, op: Op, token: Token) {
-        let mut at = self.now + self.timing.delay(&mut self.rng);
-        if self.timing.ordered {
-            at = at.max(self.ends[from].queues[qp].executes);
-            self.ends[from].queues[qp].executes = at;
-        }
-        let mut wr = Wr { from, qp, op, token, incarnation: self.incarnation, data: None };
-        if self.timing.early_completion {
-            if let Op::Write { piece, .. } = &wr.op
-                && piece.len > 0
-            {
-                wr.data = Some(self.read(from, token.0 >> 1, piece));
-            }
-            self.complete(&wr, 0, true);
-        }
-        self.at(at - self.now, Happening::Execute(wr));
-    }
-
-    fn events(&mut self, ep: usize, conn: &mut Connection) {
+    pub(super) fn events(&mut self, ep: usize, conn: &mut Connection) {
         while let Some(event) = conn.poll_event() {
             let (me, peer) = (self.life(ep), self.life(1 - ep));
             let slack = self.cfg.abort_grace.as_micros() as u64 + 5_000;
@@ -532,7 +408,9 @@ impl World {
                 }
                 Event::Lost(cause) => {
                     s.lost += 1;
-                    assert!(self.faults, "lost without a fault: {cause}");
+                    // Where a CLOSE completes at hand-off, it may be lost with the queue pairs that it ends.
+                    let excused = self.closing && self.timing.early_completion;
+                    assert!(self.faults || excused, "lost without a fault: {cause}");
                     let delay = self.rng.below(2000);
                     self.at(delay, Happening::Fence { ep, incarnation: self.incarnation });
                 }
@@ -546,202 +424,8 @@ impl World {
         }
     }
 
-    /// The user of an endpoint does something.
-    fn act(&mut self, ep: usize) {
-        if self.ends[ep].frozen || self.closing {
-            return;
-        }
-        let Some(mut conn) = self.ends[ep].conn.take() else { return };
-        match self.rng.below(20) {
-            0..8 => self.act_grant(ep, &mut conn),
-            8..16 => self.act_write(ep, &mut conn),
-            16 => {
-                let me = self.life(ep);
-                let live = self.model.transfers.iter().filter(|((l, _), t)| *l == me && t.done.is_none());
-                let live: Vec<u64> = live.map(|((_, id), _)| *id).collect();
-                if !live.is_empty() {
-                    let id = self.rng.pick(&live);
-                    conn.abort(TransferId(id), self.instant(self.now));
-                }
-            }
-            17 => {
-                let me = self.life(ep);
-                let open =
-                    self.model.grants.iter().filter(|((l, _), g)| *l == me && g.state == GrantState::Open);
-                let open: Vec<u64> = open.map(|((_, id), _)| *id).collect();
-                if !open.is_empty() && conn.poll_timeout().is_some() {
-                    let id = self.rng.pick(&open);
-                    self.model.grants.get_mut(&(me, id)).expect("open").revoked = true;
-                    conn.revoke_grant(id, self.instant(self.now));
-                }
-            }
-            _ => {
-                let len = self.rng.pick(&[0, 1, 100, 3000]);
-                let message: Vec<u8> = (0..len).map(|i| i as u8).collect();
-                if conn.send_message(message.clone()).is_ok() {
-                    self.ends[ep].messages.push_back(message);
-                }
-            }
-        }
-        self.events(ep, &mut conn);
-        self.ends[ep].conn = Some(conn);
-        self.wake(ep, self.now);
-    }
-
-    fn act_grant(&mut self, ep: usize, conn: &mut Connection) {
-        let me = self.life(ep);
-        let mut blocks = self.ends[ep].targets.free_blocks();
-        let want = self.rng.range(1, 6) as usize;
-        if blocks.len() < want || conn.poll_timeout().is_none() {
-            return;
-        }
-        // Mostly neighbours, sometimes not.
-        let at = self.rng.below((blocks.len() - want + 1) as u64) as usize;
-        blocks = blocks[at..at + want].to_vec();
-        if self.rng.one_in(3) {
-            blocks.reverse();
-        }
-        let id = conn.issue_grant(
-            blocks.len() as u64 * BLOCK_BYTES * u64::from(self.ends[ep].targets.layout.layers()),
-        );
-        for &b in &blocks {
-            self.ends[ep].targets.owner[b as usize] = Some(id);
-        }
-        let state = GrantState::Open;
-        let fresh = self.model.grants.insert((me, id), Grant { blocks, state, revoked: false });
-        assert!(fresh.is_none(), "k6: a grant number used twice");
-        if self.rng.one_in(2) {
-            let message = [b"g".as_slice(), &id.to_le_bytes()].concat();
-            if conn.send_message(message.clone()).is_ok() {
-                self.ends[ep].messages.push_back(message);
-            }
-        } else {
-            self.ends[1 - ep].usable.push((me, id));
-        }
-    }
-
-    fn act_write(&mut self, ep: usize, conn: &mut Connection) {
-        if self.ends[ep].usable.is_empty() {
-            return;
-        }
-        let (me, peer) = (self.life(ep), self.life(1 - ep));
-        let at = self.rng.below(self.ends[ep].usable.len() as u64) as usize;
-        let (owner, id) = self.ends[ep].usable[at];
-        // Sometimes a grant is kept, to be used again.
-        if !self.rng.one_in(8) {
-            self.ends[ep].usable.remove(at);
-        }
-        let sources = self.ends[ep].sources.free_blocks();
-        let (granted, revoked) = match self.model.grants.get(&(owner, id)) {
-            Some(g) => (
-                g.blocks.clone(),
-                g.revoked || g.state == GrantState::Aborted || g.state == GrantState::Freed,
-            ),
-            None => ((0..3).collect(), false),
-        };
-        let count = self.rng.below(granted.len() as u64 + 1) as usize;
-        if sources.len() < count {
-            return;
-        }
-        let sources = sources[..count].to_vec();
-        let tag = self.tags;
-        self.tags += 1;
-        let (from, to) = (&self.ends[ep].sources, &self.ends[1 - ep].targets);
-        let mut plan =
-            PlanBuilder::new((&from.layout, &from.seams()), (&to.layout, &to.seams())).expect("alike");
-        for (s, t) in sources.iter().zip(&granted) {
-            plan.push(*s, *t, 1).expect("in range");
-        }
-        let longest = self.rng.pick(&[1_000, 20_000, 2_000_000]);
-        let deadline = self.now + self.rng.below(longest);
-        let layers = u64::from(from.layout.layers());
-        let grant = GrantRef {
-            id,
-            owner_epoch: epoch(owner),
-            bound_epoch: epoch(me),
-            max_bytes: granted.len() as u64 * BLOCK_BYTES * layers,
-        };
-        let request =
-            WriteRequest { grant, plan: plan.build().expect("small"), tag, deadline: self.instant(deadline) };
-        let used_before =
-            self.model.transfers.iter().any(|((l, _), t)| *l == me && (t.receiver, t.grant) == (owner, id));
-        match conn.write(request, self.instant(self.now)) {
-            Ok(transfer) => {
-                assert_eq!(owner, peer, "k6: a grant of an old epoch was accepted");
-                assert!(!used_before, "k6: a grant was accepted twice");
-                let end = &mut self.ends[ep];
-                for &s in &sources {
-                    end.sources.owner[s as usize] = Some(transfer.0);
-                }
-                end.sources.fill(&sources, tag);
-                let transfer_model = Transfer {
-                    grant: id,
-                    receiver: owner,
-                    blocks: count as u32,
-                    sources,
-                    deadline,
-                    tag,
-                    sent: false,
-                    done: None,
-                    released: false,
-                    delivered: false,
-                    resolution: None,
-                };
-                let before = self.model.transfers.insert((me, transfer.0), transfer_model);
-                assert!(before.is_none(), "k2: a transfer number used twice");
-            }
-            Err(Refused::PeerRestarted { .. }) => assert_ne!(owner, peer),
-            Err(Refused::StaleGrant { .. }) => {
-                assert!(used_before || revoked, "k6: a fresh grant was refused")
-            }
-            Err(Refused::Closed) => {}
-            Err(e) => panic!("refused: {e}"),
-        }
-    }
-
-    /// What a caller does after `Lost`: flush, destroy, tell.
-    fn fence(&mut self, ep: usize, incarnation: u32) {
-        assert_eq!(incarnation, self.incarnation);
-        let now = self.instant(self.now);
-        let Some(mut conn) = self.ends[ep].conn.take() else { return };
-        while let Some(item) = self.ends[ep].cq.pop_front() {
-            self.feed(ep, &mut conn, item, now);
-        }
-        // What the device has read may still be on the wire; otherwise it will never be.
-        for qp in 0..self.cfg.qps {
-            self.ends[ep].queues[qp].dead |= self.rng.one_in(2);
-        }
-        let mut agenda = std::mem::take(&mut self.agenda);
-        for what in agenda.values_mut() {
-            if let Happening::Execute(wr) = what
-                && wr.from == ep
-                && wr.data.is_none()
-                && let Op::Write { piece, .. } = &wr.op
-                && piece.len > 0
-            {
-                wr.data = Some(self.read(ep, wr.token.0 >> 1, piece));
-            }
-        }
-        self.agenda = agenda;
-        for qp in 0..self.cfg.qps {
-            for token in std::mem::take(&mut self.ends[ep].queues[qp].outstanding) {
-                conn.handle_sent(token, false, now);
-            }
-        }
-        self.events(ep, &mut conn);
-        self.ends[ep].fenced = true;
-        conn.fenced();
-        self.events(ep, &mut conn);
-        self.ends[ep].ledger = Some(conn.into_ledger());
-        self.ends[ep].wake = None;
-        if self.ends.iter().all(|e| e.conn.is_none()) && !self.rng.one_in(6) {
-            let delay = self.rng.below(3000);
-            self.at(delay, Happening::Reconnect);
-        }
-    }
-
     /// A process ends and a new one takes its place.
-    fn restart(&mut self, ep: usize) {
+    pub(super) fn restart(&mut self, ep: usize) {
         self.summary.restarts += 1;
         let life = self.life(ep);
         self.model.forget(life);
@@ -756,9 +440,11 @@ impl World {
     }
 
     /// With nothing left to happen: everything must be at rest. Then both sides close.
-    fn finish_if_quiet(&mut self) {
+    pub(super) fn finish_if_quiet(&mut self) {
         let busy = self.actions > 0 || self.closing || !self.agenda.is_empty();
-        if busy || self.ends.iter().any(|e| !e.cq.is_empty() || e.conn.is_none()) {
+        let pending =
+            |e: &Endpoint| !e.cq.is_empty() || e.conn.is_none() || e.wake.is_some_and(|w| w <= self.now);
+        if busy || self.ends.iter().any(pending) {
             return;
         }
         let over = |t: &Transfer| t.done.is_some() && t.released;
@@ -766,7 +452,16 @@ impl World {
         if !self.model.transfers.values().all(over) || !self.model.grants.values().all(settled) {
             return;
         }
+        for t in self.model.transfers.values().filter(|t| matches!(t.done, Some(Outcome::NotDelivered(_)))) {
+            let open =
+                self.model.grants.get(&(t.receiver, t.grant)).is_some_and(|g| g.state == GrantState::Open);
+            assert!(!open, "k4: the receiver was never told of {t:?}");
+        }
         let [Some(a), Some(b)] = [&self.ends[0].conn, &self.ends[1].conn] else { return };
+        if [a, b].iter().any(|c| c.poll_timeout().is_none()) {
+            // Lost, which its user has not noticed.
+            return;
+        }
         a.assert_at_rest(b);
         b.assert_at_rest(a);
         self.closing = true;
@@ -783,7 +478,7 @@ impl World {
         }
     }
 
-    fn check_end(&self) {
+    pub(super) fn check_end(&self) {
         for ((life, id), t) in &self.model.transfers {
             assert!(t.done.is_some() && t.released, "k5: transfer {id} of {life:?} never ended: {t:?}");
         }

@@ -97,7 +97,8 @@ fn r2_elements_are_gathered_and_scattered_in_their_order() {
     fill(&from, 0, &data);
     let parts = [(5u64, 1u64), (900_000, 70_000), (100, 0), (200, 300_000), (700_000, 13)];
     let sges: Vec<Sge> = parts.iter().map(|&(at, len)| sge(&from, at, len)).collect();
-    let whole: Vec<u8> = parts.iter().flat_map(|&(at, len)| &data[at as usize..][..len as usize]).copied().collect();
+    let whole: Vec<u8> =
+        parts.iter().flat_map(|&(at, len)| &data[at as usize..][..len as usize]).copied().collect();
     post(p.qa(), 1, write_to(&to, 77, None), &sges);
     p.wait(1, 0);
     assert_eq!(contents(&to, 77, whole.len()), whole);
@@ -184,6 +185,59 @@ fn r2_many_queue_pairs_of_one_channel_all_progress() {
         b.poll();
         assert!(Instant::now() < deadline, "a {:?} b {:?}", a.seen, b.seen);
     }
-    assert!(a.seen.iter().chain(&b.seen).all(|c| c.status == WcStatus::Success), "a {:?} b {:?}", a.seen, b.seen);
+    assert!(
+        a.seen.iter().chain(&b.seen).all(|c| c.status == WcStatus::Success),
+        "a {:?} b {:?}",
+        a.seen,
+        b.seen
+    );
     assert!(contents(&to, 0, N * 100_000) == data);
+}
+
+#[test]
+fn r2_one_thread_posts_while_another_polls() {
+    const N: u64 = 2048;
+    let p = Pair::new(Profile::Default);
+    let (from, to) = (p.a.region(1 << 20, ALL), p.b.region(1 << 20, ALL));
+    let data = pattern(1 << 20, 8);
+    fill(&from, 0, &data);
+    let Pair { qa, qb, mut a, mut b } = p;
+    let (qa, _qb) = (qa.unwrap(), qb);
+    std::thread::scope(|s| {
+        let (from, to, qa) = (&from, &to, &qa);
+        s.spawn(move || {
+            for i in 0..N {
+                let at = (i * 512) % (1 << 20);
+                post(qa, i, write_to(to, at, None), &[sge(from, at, 512)]);
+            }
+        });
+        let deadline = Instant::now() + DEADLINE;
+        while a.seen.len() < N as usize {
+            a.poll();
+            b.poll();
+            assert!(Instant::now() < deadline);
+        }
+    });
+    assert_eq!(ids(&a.take()), (0..N).map(|i| (i, WcStatus::Success)).collect::<Vec<_>>());
+    assert!(contents(&to, 0, 1 << 20) == data);
+}
+
+#[test]
+fn r1_memory_at_a_reused_address_is_reached_by_its_own_key_only() {
+    let mut p = Pair::new(Profile::Default);
+    let from = p.a.region(4096, ALL);
+    fill(&from, 0, &[7; 4096]);
+    // The kernel reuses an address range readily; the test needs it to have happened once.
+    let old = p.b.region(1 << 20, ALL);
+    let old_remote = old.remote();
+    drop(old);
+    let again = (0..64).map(|_| p.b.region(1 << 20, ALL)).find(|r| r.remote().addr == old_remote.addr);
+    let to = again.expect("the address was not given out again");
+    post(p.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 4096)]);
+    p.wait(1, 0);
+    assert_eq!(contents(&to, 0, 4096), [7; 4096]);
+    let stale = SendOp::Write { remote_addr: old_remote.addr, rkey: old_remote.rkey, imm: None };
+    post(p.qa(), 2, stale, &[sge(&from, 0, 4096)]);
+    let (a, _) = p.wait(1, 0);
+    assert_eq!(ids(&a), [(2, WcStatus::RemoteAccess)]);
 }

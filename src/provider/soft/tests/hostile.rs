@@ -122,10 +122,15 @@ fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
                 let descs: Vec<Desc> = (0..rng.below(8) as u32)
                     .map(|i| {
                         use Opcode::*;
-                        let opcode = [Send, Write, ReadRequest, ReadResponse, Ack, Nak][rng.below(6) as usize];
+                        let opcode =
+                            [Send, Write, ReadRequest, ReadResponse, Ack, Nak][rng.below(6) as usize];
                         let total = rng.below(1200) as u32;
                         let carries = matches!(opcode, Send | Write | ReadResponse);
-                        let offset = if carries && rng.below(3) == 0 { rng.below(u64::from(total) + 1) as u32 } else { 0 };
+                        let offset = if carries && rng.below(3) == 0 {
+                            rng.below(u64::from(total) + 1) as u32
+                        } else {
+                            0
+                        };
                         let len = if carries { total - offset } else { 0 };
                         payload += len as usize;
                         Desc {

@@ -12,7 +12,8 @@ use crate::device::{Profile, SoftConfig};
 use crate::memory::{Exposed, Memory, Prefault, Region};
 use crate::provider::soft::SoftDevice;
 use crate::provider::{
-    AccessFlags, Channel, Cq, Cqe, Device, Pd, Qp, QpConnect, QpInit, QpState, RecvWr, SendOp, Sge, WcStatus, WrChain,
+    AccessFlags, Channel, Cq, Cqe, Device, Pd, Qp, QpConnect, QpInit, QpState, RecvWr, SendOp, Sge, WcStatus,
+    WrChain,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -40,7 +41,8 @@ impl Side {
     fn qp(&self) -> Qp {
         let caps = self.device.capabilities();
         let wr = caps.max_qp_wr.min(8192);
-        let (max_send_sge, max_recv_sge, max_inline) = (caps.max_send_sge, caps.max_recv_sge, caps.max_inline);
+        let (max_send_sge, max_recv_sge, max_inline) =
+            (caps.max_send_sge, caps.max_recv_sge, caps.max_inline);
         let init = QpInit { max_send_wr: wr, max_recv_wr: wr, max_send_sge, max_recv_sge, max_inline };
         self.pd.create_qp(&self.cq, &self.cq, init).unwrap()
     }
@@ -115,7 +117,12 @@ impl Pair {
         while !done(self) {
             self.a.poll();
             self.b.poll();
-            assert!(Instant::now() < deadline, "not in time: {what}; a {:?}, b {:?}", self.a.seen, self.b.seen);
+            assert!(
+                Instant::now() < deadline,
+                "not in time: {what}; a {:?}, b {:?}",
+                self.a.seen,
+                self.b.seen
+            );
         }
     }
 
@@ -164,7 +171,9 @@ fn recv(qp: &Qp, wr_id: u64, sge: Option<Sge>) {
 
 /// Bytes that differ by position and by message.
 fn pattern(len: usize, salt: u64) -> Vec<u8> {
-    (0..len as u64).map(|i| ((i.wrapping_mul(0x9e37_79b9) ^ salt.wrapping_mul(0x85eb_ca6b)) >> 7) as u8).collect()
+    (0..len as u64)
+        .map(|i| ((i.wrapping_mul(0x9e37_79b9) ^ salt.wrapping_mul(0x85eb_ca6b)) >> 7) as u8)
+        .collect()
 }
 
 fn fill(region: &Region<Exposed>, offset: u64, bytes: &[u8]) {

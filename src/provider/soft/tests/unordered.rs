@@ -65,12 +65,20 @@ fn r6_a_refused_message_fails_alone_and_the_others_are_flushed() {
     let mut p = Pair::new(Profile::Srd);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     for i in 0..8 {
-        let op = if i == 3 { SendOp::Write { remote_addr: 4096, rkey: 1, imm: None } } else { write_to(&to, 0, None) };
+        let op = if i == 3 {
+            SendOp::Write { remote_addr: 4096, rkey: 1, imm: None }
+        } else {
+            write_to(&to, 0, None)
+        };
         post(p.qa(), i, op, &[sge(&from, 0, 4096)]);
     }
     let (a, _) = p.wait(8, 0);
     for c in a {
-        let allowed = if c.wr_id == 3 { &[WcStatus::RemoteAccess][..] } else { &[WcStatus::Success, WcStatus::Flushed] };
+        let allowed = if c.wr_id == 3 {
+            &[WcStatus::RemoteAccess][..]
+        } else {
+            &[WcStatus::Success, WcStatus::Flushed]
+        };
         assert!(allowed.contains(&c.status), "{c:?}");
     }
 }

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
 
+use super::super::completion::Opcode;
+use super::super::slots::WrKind;
 use super::*;
-use crate::provider::Sge;
+use crate::provider::{Cqe, SendOp, Sge, WcStatus};
 
 type TestRing = Ring<u32, Vec<u8>>;
 type TestFx = Effects<u32, Vec<u8>>;

@@ -1,0 +1,92 @@
+//! What a write costs until it has landed, between two processes, beside the floors of the same machine.
+//!
+//! `cargo bench --bench landed -- --help` lists the options; `benches/README.md` says what each line means. The program
+//! starts its peer by running itself again. It prints `name value unit` lines and `#` remarks, and nothing else.
+//!
+//! ```text
+//!   main ─ args                 cases     what is written: sizes, layouts, repetitions
+//!     ├── initiator ⇄ receiver            a KvChannel between the two processes, measured at the initiator
+//!     └── floors                          the same shapes over bare sockets: spinning, tokio, a flat stream
+//! ```
+
+mod args;
+mod cases;
+#[path = "../common/mod.rs"]
+mod common;
+mod floors;
+mod initiator;
+mod placement;
+mod receiver;
+
+use std::process::ExitCode;
+
+use args::{Args, Mode, Side};
+use cases::{CASES, Case};
+use common::{Error, INITIATOR_CPU, RECEIVER_CPU};
+
+fn main() -> ExitCode {
+    let args = match args::parse(std::env::args().skip(1)) {
+        Ok(Some(args)) => args,
+        Ok(None) => {
+            print!("{}", args::USAGE);
+            return ExitCode::SUCCESS;
+        }
+        Err(why) => {
+            eprintln!("landed: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let done = match &args.side {
+        Side::Initiator => initiate(&args),
+        Side::Receiver(name) => receive(&args, name),
+        Side::Floor(name) => floors::peer(&args, name),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("landed: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn initiate(args: &Args) -> Result<(), Error> {
+    if args.pin {
+        common::pin(INITIATOR_CPU)?;
+    }
+    for floor in floors::NAMES {
+        if args.wants(floor) {
+            floors::measure(args, floor)?;
+        }
+    }
+    for case in CASES {
+        for mode in [Mode::Event, Mode::Spin] {
+            if args.wants(case.name)
+                && args.mode.is_none_or(|only| only == mode)
+                && !(args.quick && case.long)
+            {
+                common::runtime()?.block_on(initiator::measure(args, case, mode))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn receive(args: &Args, name: &str) -> Result<(), Error> {
+    if args.pin {
+        common::pin(RECEIVER_CPU)?;
+    }
+    let case = CASES.iter().find(|c| c.name == name).ok_or("no such case")?;
+    common::runtime()?.block_on(receiver::serve(args, case, args.mode.unwrap_or(Mode::Event)))
+}
+
+/// A device, a pool that is faulted in, and an endpoint: the same on both sides.
+async fn endpoint(args: &Args, case: &Case, mode: Mode) -> Result<landfall::kv::KvEndpoint, Error> {
+    use landfall::device::{Device, SoftConfig};
+    use landfall::kv::{KvConfig, KvEndpoint, KvPool};
+
+    let device = Device::soft(SoftConfig::new().profile(args.profile))?;
+    let pool = KvPool::new(&device.alloc_pd()?, case.layout()?).await?;
+    let config = KvConfig::default().qps(args.qps).spin(mode.budget());
+    Ok(KvEndpoint::new(pool, config)?)
+}

@@ -1,0 +1,102 @@
+//! What the peer has sent: each message is checked, its credits are taken, and its records go to the half that they
+//! concern.
+
+use std::time::Instant;
+
+use super::control::{self, Class, Record, Slot};
+use super::{Connection, Event, Notify, ProtocolViolation, Received, SenderReason};
+
+impl Connection {
+    pub(super) fn receive(
+        &mut self,
+        qp: usize,
+        received: Received<'_>,
+        now: Instant,
+    ) -> Result<(), ProtocolViolation> {
+        let Some(link) = self.links.get_mut(qp) else {
+            return Err(ProtocolViolation::Rule("a queue pair that is not of this connection"));
+        };
+        link.live.on_heard(now);
+        let bytes = match received {
+            Received::Imm(imm) => {
+                if self.cfg.notify != Notify::Imm {
+                    return Err(ProtocolViolation::Rule("an immediate where there are none"));
+                }
+                link.credits.on_received_data()?;
+                return self.receiver.on_notification(qp, Slot::from_imm(imm), None, &mut self.out);
+            }
+            Received::Bytes(bytes) => bytes,
+        };
+        let (head, mut records) = control::parse(bytes)?;
+        if head.epoch != self.cfg.peer_epoch {
+            return Err(ProtocolViolation::Epoch { got: head.epoch, expected: self.cfg.peer_epoch });
+        }
+        match head.class {
+            Class::Data => link.credits.on_received_data()?,
+            Class::Control => link.credits.on_received_control()?,
+        }
+        link.credits.on_returned(head.data_returned, head.control_returned)?;
+        self.outgoing.on_acked(head.messages)?;
+        self.receiver.on_resolved_below(head.resolved_below);
+        while let Some(record) = records.next()? {
+            let is_notify = matches!(record, Record::Notify { .. });
+            if is_notify != (head.class == Class::Data) || (is_notify && self.cfg.notify != Notify::Send) {
+                return Err(ProtocolViolation::Rule("a record in a message of the wrong class"));
+            }
+            self.on_record(qp, record, now)?;
+        }
+        Ok(())
+    }
+
+    fn on_record(&mut self, qp: usize, record: Record<'_>, now: Instant) -> Result<(), ProtocolViolation> {
+        let (sender, receiver, out) = (&mut self.sender, &mut self.receiver, &mut self.out);
+        match record {
+            Record::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts } => {
+                receiver.on_header(transfer, attempt, slot, grant, bytes, tag, mask, counts, out)
+            }
+            Record::Notify { transfer, attempt, slot } => {
+                receiver.on_notification(qp, slot, Some((transfer, attempt)), out)
+            }
+            Record::Abort { transfer, attempt, grant, reason, slot } => {
+                receiver.on_abort(transfer, attempt, grant, reason, slot, out)
+            }
+            Record::AbortDone { transfer, attempt, grant, reason, slot, mask, posted, header } => {
+                receiver.on_abort_done(qp, transfer, attempt, grant, reason, slot, mask, posted, header, out)
+            }
+            Record::Query { transfer, grant } => receiver.on_query(transfer, grant, out),
+            Record::Revoked { grant } => receiver.on_revoked(grant, out),
+            Record::Confirm { transfer, attempt, landed } => {
+                sender.on_confirm(transfer, attempt, landed, out)
+            }
+            Record::AbortAck { transfer } => sender.on_abort_ack(transfer, out),
+            Record::Answer { transfer, landed } => sender.on_answer(transfer, landed, out),
+            Record::Revoke { grant } => {
+                if let Some(id) = sender.on_revoke(grant, out) {
+                    self.abort_for(id, SenderReason::Revoked, now);
+                }
+                Ok(())
+            }
+            Record::Fragment { message, total, offset, bytes } => {
+                self.incoming.on_fragment(message, total, offset, bytes)?;
+                while let Some(message) = self.incoming.next_message() {
+                    out.event(Event::Message(message));
+                }
+                Ok(())
+            }
+            Record::Ping => {
+                self.links[qp].pong = true;
+                Ok(())
+            }
+            // That it came is all it says.
+            Record::Pong => Ok(()),
+            Record::Close { messages } => {
+                if self.peer_closed.replace(messages).is_some() {
+                    return Err(ProtocolViolation::Rule("closed twice"));
+                }
+                self.closing = true;
+                out.event(Event::PeerClosed);
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Posting to the send queue: a request is checked and queued. Its payload is not touched, unless it is inline.
+//!
+//! The copy of inline payload is the only `unsafe` here.
+
+use super::qp::{QpInner, refused};
+use super::sq::Cause;
+use crate::error::PostError;
+use crate::provider::{AccessFlags, Cqe, QpState, SendOp, SendWr, Sge, WcOpcode, WcStatus, WrChain};
+
+impl QpInner {
+    pub(super) fn post_chain(&mut self, chain: &WrChain) -> Result<(), PostError> {
+        if self.state == QpState::Init {
+            return Err(refused(0, libc::EINVAL));
+        }
+        for (index, wr) in chain.wrs.iter().enumerate() {
+            self.post_one(wr, chain.sges_of(wr)).map_err(|errno| refused(index, errno))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn post_one(&mut self, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
+        let caps = &self.device.caps;
+        let total: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
+        let read = matches!(wr.op, SendOp::Read { .. });
+        if sges.len() > self.init.max_send_sge as usize
+            || (caps.all_signaled && !wr.signaled)
+            || (wr.inline && (read || total > self.init.max_inline.into()))
+        {
+            return Err(libc::EINVAL);
+        }
+        if self.state == QpState::Err {
+            let opcode = match wr.op {
+                SendOp::Send { .. } => WcOpcode::Send,
+                SendOp::Write { .. } => WcOpcode::Write,
+                SendOp::Read { .. } => WcOpcode::Read,
+            };
+            let (status, qp_num) = (WcStatus::Flushed, self.qp_num);
+            self.send_cq.push(Cqe { wr_id: wr.wr_id, qp_num, status, opcode, ..Cqe::default() });
+            return Ok(());
+        }
+        if self.sq.is_full() {
+            return Err(libc::ENOMEM);
+        }
+        let mut failure = (total > caps.max_msg_size).then_some(WcStatus::LocalLength);
+        if failure.is_none() && !wr.inline {
+            let access = if read { AccessFlags::LOCAL_WRITE } else { AccessFlags::default() };
+            let guard = self.device.mrs.read();
+            let covered = |s: &Sge| {
+                s.len == 0 || guard.resolve(s.lkey, self.pd, s.addr, s.len.into(), access).is_some()
+            };
+            failure = (!sges.iter().all(covered)).then_some(WcStatus::LocalProtection);
+        }
+        if wr.inline && failure.is_none() {
+            self.copy_inline(sges);
+            self.sq.push(wr.wr_id, wr.op, wr.signaled, total as u32, &[], Some(&self.inline));
+            return Ok(());
+        }
+        let msn = self.sq.push(wr.wr_id, wr.op, wr.signaled, total.min(u32::MAX.into()) as u32, sges, None);
+        if let Some(status) = failure {
+            // Found at the post, where a device finds it when it comes to the request. What was posted before is
+            // flushed, which says as little about whether the peer has it.
+            self.fail_and_close(Some(Cause { msn: Some(msn), status, vendor_err: 0 }));
+        }
+        Ok(())
+    }
+
+    pub(super) fn copy_inline(&mut self, sges: &[Sge]) {
+        self.inline.clear();
+        for s in sges.iter().filter(|s| s.len > 0) {
+            let from = std::ptr::with_exposed_provenance::<u8>(s.addr as usize);
+            self.inline.reserve(s.len as usize);
+            // SAFETY: the boundary's contract for an inline request: its elements are readable memory of the poster
+            // during the post. `reserve` made room for `s.len` bytes, which the copy initialises.
+            unsafe {
+                let to = self.inline.as_mut_ptr().add(self.inline.len());
+                std::ptr::copy_nonoverlapping(from, to, s.len as usize);
+                self.inline.set_len(self.inline.len() + s.len as usize);
+            }
+        }
+    }
+}

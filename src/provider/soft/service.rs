@@ -1,0 +1,300 @@
+//! A queue pair at work: it connects, takes its turns in progress slices, fails and ends.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::SoftChannel;
+use super::frame::{Nak, Preamble};
+use super::link::{self, Knock, Link};
+use super::qp::{ENDED, Phase, QpInner, READABLE, WRITABLE};
+use super::rx::Refusal;
+use super::sq::Cause;
+use super::sys;
+use super::tuning::{DRAIN_BYTES, MIN_PEER_TIMEOUT, QP_SLICE_BYTES};
+use super::tx::Tx;
+use crate::error::QpError;
+use crate::provider::{Cqe, QpConnect, QpState, RecvWr, WcOpcode, WcStatus};
+
+impl QpInner {
+    pub(super) fn phase(&self) -> Phase {
+        match self.link {
+            Link::Up(_) if !self.tx.writable && self.wants_to_send() => Phase::Waiting,
+            Link::Up(_) => Phase::Flowing,
+            Link::Listening(_) if self.state == QpState::Init => Phase::Idle,
+            Link::Listening(_) | Link::Dialing(_) | Link::Draining { .. } => Phase::Waiting,
+            Link::Down => Phase::Idle,
+        }
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        match self.link {
+            Link::Up(_) => {
+                let reads = self.readable && self.rx.not_ready.is_none() && self.refusal.is_none();
+                let writes = self.tx.writable && !self.tx.dead && (self.tx.ack_due || self.wants_to_send());
+                reads || writes || self.tx.dead
+            }
+            Link::Draining { .. } => self.readable,
+            // Come again: see `Knock::Again`.
+            Link::Listening(_) => self.readable && self.state == QpState::Rts,
+            Link::Dialing(_) | Link::Down => false,
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        match self.link {
+            Link::Up(_) => self.rx.not_ready.flatten(),
+            _ => self.connect_by,
+        }
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        attr: &QpConnect,
+        channel: &SoftChannel,
+        token: u64,
+    ) -> Result<(), QpError> {
+        let state = match self.state {
+            QpState::Init => None,
+            QpState::Rts => Some("RTS"),
+            QpState::Err => Some("ERR"),
+        };
+        if let Some(state) = state {
+            let fix = "a queue pair connects once; create a new one";
+            return Err(QpError::State { qp_num: self.qp_num, state, wanted: "INIT to RTS", fix });
+        }
+        // 4.096 us * 2^timeout, a retry each; a time-out of 0 is for ever, which TCP bounds by itself.
+        let once = Duration::from_nanos(4096u64 << attr.timeout.min(31));
+        self.peer_timeout = (once * u32::from(attr.retry_cnt).max(1)).max(MIN_PEER_TIMEOUT);
+        self.rnr_wait =
+            (attr.rnr_retry < 7).then(|| rnr_timer(attr.min_rnr_timer) * (u32::from(attr.rnr_retry) + 1));
+        self.sq.set_max_reads(attr.max_rd_atomic);
+        self.max_responses = usize::from(attr.max_dest_rd_atomic);
+        let remote = attr.remote;
+        self.expected.own = remote.qp_num;
+        self.tx.start(&Preamble { target: remote.qp_num, own: self.qp_num, key: remote.soft_key });
+        self.connect_by = Some(Instant::now() + self.peer_timeout);
+        if !attr.active {
+            self.state = QpState::Rts;
+            // Somebody may have knocked already.
+            self.readable = true;
+            self.progress_link(channel, token);
+            return Ok(());
+        }
+        let to = SocketAddr::new(link::from_gid(remote.gid), remote.soft_port);
+        let socket = match link::dial(self.device.address, to) {
+            Ok(socket) => socket,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                self.state = QpState::Rts;
+                self.connection_lost();
+                return Ok(());
+            }
+            Err(source) => return Err(QpError::Os { what: "dialling the peer of a queue pair", source }),
+        };
+        let watched = channel.epoll().add_socket(socket.as_fd(), token);
+        watched.map_err(|source| QpError::Os { what: "watching the socket of a queue pair", source })?;
+        self.state = QpState::Rts;
+        self.link = Link::Dialing(socket);
+        self.progress_link(channel, token);
+        Ok(())
+    }
+
+    /// Brings the connection up, if it can be now.
+    pub(super) fn progress_link(&mut self, channel: &SoftChannel, token: u64) {
+        match &mut self.link {
+            Link::Listening(door) if self.state == QpState::Rts => {
+                match door.visit(&self.expected, channel.epoll(), token) {
+                    // A new edge-triggered registration reports what is there already.
+                    Knock::Peer(socket) => self.connected(socket),
+                    Knock::Nobody => self.readable = false,
+                    Knock::Again => self.readable = true,
+                }
+            }
+            Link::Dialing(socket) => match link::dialed(socket) {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.rx.expect_preamble(self.expected);
+                    if let Link::Dialing(socket) = std::mem::replace(&mut self.link, Link::Down) {
+                        self.connected(socket);
+                        // The peer lets us in at our first bytes: they do not wait for a request.
+                        self.tx.ack_due = true;
+                        self.transmit(1);
+                    }
+                }
+                Err(_) => self.connection_lost(),
+            },
+            _ => {}
+        }
+    }
+
+    pub(super) fn connected(&mut self, socket: Socket) {
+        link::tune(&socket, self.peer_timeout);
+        self.link = Link::Up(socket);
+        self.connect_by = None;
+        self.readable = true;
+    }
+
+    pub(super) fn serve(
+        &mut self,
+        edges: u8,
+        direct: bool,
+        due: bool,
+        eager: bool,
+        channel: &SoftChannel,
+        token: u64,
+    ) -> usize {
+        self.readable |= edges & READABLE != 0;
+        self.ended |= edges & ENDED != 0;
+        let mut moved = 0;
+        if matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
+            self.progress_link(channel, token);
+            if due && matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
+                self.connect_overdue();
+            }
+        }
+        if matches!(self.link, Link::Up(_)) {
+            self.tx.writable |= edges & WRITABLE != 0;
+            self.readable |= direct;
+            self.sq.begin_slice();
+            moved += self.transmit(QP_SLICE_BYTES);
+        }
+        if matches!(self.link, Link::Up(_)) {
+            moved += self.receive(QP_SLICE_BYTES);
+            if due && self.rnr_overdue() {
+                self.refuse_not_ready();
+            }
+        }
+        if matches!(self.link, Link::Up(_)) {
+            if self.wants_to_send() || (eager && self.tx.ack_due) {
+                moved += self.transmit(QP_SLICE_BYTES);
+            }
+            if self.tx.dead && (self.refusal.is_some() || self.rx.not_ready.is_some()) {
+                // Nothing more is read, so that the read cannot find the end.
+                self.connection_lost();
+            }
+        }
+        if matches!(self.link, Link::Draining { .. }) {
+            self.drain();
+        }
+        moved
+    }
+
+    pub(super) fn connect_overdue(&mut self) {
+        let now = Instant::now();
+        if self.connect_by.is_some_and(|by| by <= now) {
+            if matches!(self.link, Link::Listening(_)) && self.sq.is_idle() {
+                // Nothing was asked of the peer: like a device, wait on.
+                self.connect_by = Some(now + self.peer_timeout);
+            } else {
+                self.connection_lost();
+            }
+        }
+    }
+
+    pub(super) fn rnr_overdue(&self) -> bool {
+        self.rx.not_ready.flatten().is_some_and(|by| by <= Instant::now())
+    }
+
+    pub(super) fn refuse_not_ready(&mut self) {
+        if let Some(msn) = self.rx.waiting_msn() {
+            self.refusal = Some(Refusal { msn, nak: Nak::RnrExceeded, recv: None });
+        }
+    }
+
+    /// The refusal has been sent.
+    pub(super) fn last_words_sent(&mut self) {
+        let link = std::mem::replace(&mut self.link, Link::Down);
+        self.fail(None);
+        if let Link::Up(socket) = link {
+            // The peer reads the refusal before the end, and closes.
+            if socket.shutdown(std::net::Shutdown::Write).is_ok() {
+                self.readable = true;
+                self.link = Link::Draining { socket, left: DRAIN_BYTES };
+            }
+        }
+    }
+
+    pub(super) fn drain(&mut self) {
+        let Link::Draining { socket, left } = &mut self.link else { return };
+        let mut budget = QP_SLICE_BYTES;
+        while budget > 0 {
+            match sys::recv(socket.as_fd(), self.rx.scratch()) {
+                Ok(n) if n > 0 && *left > n => {
+                    *left -= n;
+                    budget = budget.saturating_sub(n);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.readable = false;
+                    return;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                _ => {
+                    self.link = Link::Down;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The peer does not answer: its socket is closed, was reset, or could not be reached.
+    pub(super) fn connection_lost(&mut self) {
+        self.fail_and_close(Some(Cause::oldest(WcStatus::RetryExceeded)));
+    }
+
+    /// Before an orderly end: what was executed is acknowledged, as a NIC would have done.
+    pub(super) fn last_acks(&mut self) {
+        if matches!(self.link, Link::Up(_)) && self.tx.ack_due && self.refusal.is_none() {
+            self.transmit(1);
+        }
+    }
+
+    pub(super) fn fail_and_close(&mut self, cause: Option<Cause>) {
+        if self.state != QpState::Err {
+            self.link = Link::Down;
+            self.fail(cause);
+        }
+    }
+
+    /// To ERR: every outstanding request completes. Nothing touches their memory any more.
+    pub(super) fn fail(&mut self, cause: Option<Cause>) {
+        if self.state == QpState::Err {
+            return;
+        }
+        self.state = QpState::Err;
+        self.connect_by = None;
+        self.tx = Tx::default();
+        let (cq, dying) = (&self.send_cq, self.dying);
+        self.sq.fail(self.qp_num, cause, |cqe| if dying { cq.push_stale(cqe) } else { cq.push(cqe) });
+        // The receive of the refused message says what was wrong with it; those of unfinished messages come next.
+        let refused = self.refusal.take().and_then(|r| r.recv);
+        let unfinished: Vec<RecvWr> = self.rx.abandon().collect();
+        for wr in unfinished {
+            self.flush_recv(&wr, WcStatus::Flushed);
+        }
+        if let Some((wr, status)) = refused {
+            self.flush_recv(&wr, status);
+        }
+        while let Some(wr) = self.rq.pop_front() {
+            self.flush_recv(&wr, WcStatus::Flushed);
+        }
+    }
+
+    pub(super) fn flush_recv(&self, wr: &RecvWr, status: WcStatus) {
+        let cqe =
+            Cqe { wr_id: wr.wr_id, qp_num: self.qp_num, status, opcode: WcOpcode::Recv, ..Cqe::default() };
+        if self.dying { self.recv_cq.push_stale(cqe) } else { self.recv_cq.push(cqe) }
+    }
+}
+
+/// The IB encoding of the RNR NAK timer.
+fn rnr_timer(code: u8) -> Duration {
+    const MICROS: [u32; 32] = [
+        655_360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1_280, 1_920, 2_560, 3_840,
+        5_120, 7_680, 10_240, 15_360, 20_480, 30_720, 40_960, 61_440, 81_920, 122_880, 163_840, 245_760,
+        327_680, 491_520,
+    ];
+    Duration::from_micros(MICROS[usize::from(code & 31)].into())
+}

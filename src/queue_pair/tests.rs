@@ -1,0 +1,66 @@
+//! What needs a look inside: causes across queues, and queue pairs that do not drain.
+
+use std::time::Duration;
+
+use super::*;
+use crate::completion_queue::CqConfig;
+use crate::device::{Device, SoftConfig};
+use crate::error::WcStatus;
+use crate::provider::{SendOp, Sge};
+use crate::ring::{Owner, Wr, WrKind};
+
+#[tokio::test]
+async fn r7_a_queue_pair_that_does_not_drain_in_time_is_destroyed() {
+    let device = Device::soft(SoftConfig::new()).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = CompletionQueue::new(&device, CqConfig::new(16)).unwrap();
+    let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(8, 8)).unwrap();
+    let recv = qp.recv(());
+    // As if it had been closing, without completions, until its time was over.
+    cq.core().watch_closing(std::time::Instant::now(), qp.core.clone());
+    cq.core().nudge();
+    assert!(matches!(recv.await.0, Err(OpError::Closed { .. })));
+    assert!(qp.core.with_qp(|_| ()).is_none(), "destroyed");
+    qp.close().await;
+}
+
+#[tokio::test]
+async fn r7_what_the_reaper_gives_up_ends_all_the_same() {
+    use crate::reactor::Drive;
+
+    let device = Device::soft(SoftConfig::new()).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = CompletionQueue::new(&device, CqConfig::new(16)).unwrap();
+    let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(8, 8)).unwrap();
+    let recvs: Vec<_> = (0..12).map(|_| qp.recv(())).collect();
+    cq.core().runtime_gone();
+    cq.core().abandon();
+    for recv in recvs {
+        assert!(matches!(recv.await.0, Err(OpError::RuntimeGone)));
+    }
+    assert!(cq.next().await.is_none() && cq.core().is_drained());
+}
+
+/// The flushed receive is polled before anybody has looked at the queue that has the cause.
+#[tokio::test]
+async fn r6_the_cause_is_found_in_the_other_completion_queue() {
+    let device = Device::soft(SoftConfig::new()).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = |spin| CompletionQueue::new(&device, CqConfig::new(16).spin(spin)).unwrap();
+    let (sends, recvs) = (cq(Duration::ZERO), cq(Duration::from_secs(5)));
+    let qp = QueuePair::new(&pd, &sends, &recvs, QpConfig::new(8, 8)).unwrap();
+    let peer = QueuePair::new(&pd, &sends, &sends, QpConfig::new(1, 1)).unwrap();
+    qp.connect(&peer.endpoint().unwrap(), Role::Active, ConnectOptions::default()).await.unwrap();
+    let recv = qp.recv(());
+    // Past the checks: a key that is none. The device fails it at the post.
+    let op = SendOp::Send { imm: None };
+    let wr = Wr { kind: WrKind::Send(op), sge: Some(Sge { addr: 4096, len: 8, lkey: u32::MAX }) };
+    qp.core.submit(wr, Owner::Ignored, None).unwrap();
+    // One thread: this spins on the receives' queue, and no driver runs.
+    match recv.await.0.unwrap_err() {
+        OpError::Flushed { cause: Some(cause), .. } => {
+            assert!(matches!(*cause, OpError::Status { status: WcStatus::LocalProtection, .. }), "{cause:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,11 @@
+//! Contracts that need a peer in another process: one that is frozen, killed, restarted, or measured.
+//!
+//! The peer is this test binary, started again with one of the roles in `roles`. See `harness`.
+
+mod blocks;
+mod frozen;
+mod harness;
+mod idle;
+mod killed;
+mod roles;
+mod runtime;
