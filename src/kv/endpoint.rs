@@ -61,7 +61,7 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// [`DeviceError::NoRuntime`] outside of a tokio runtime; [`DeviceError::Config`] and [`DeviceError::Limit`] when
-    /// `config` is not valid or does not fit the device.
+    /// `config` is not valid or does not fit the device; [`DeviceError::Unsupported`] when it requires RDMA.
     pub fn new(pool: KvPool, config: KvConfig) -> Result<Self, DeviceError> {
         Self::named(pool, config, "")
     }
