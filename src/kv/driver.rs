@@ -583,6 +583,10 @@ impl Inner {
             if self.is_ended() {
                 return Step::Done;
             }
+            if !after.wakers.is_empty() {
+                // Whoever was woken goes first: what it posts takes along what is due.
+                return Step::More;
+            }
             if busy {
                 armed = false;
                 continue;
