@@ -133,13 +133,18 @@ struct After {
 #[error("the channel has ended: {reason}")]
 pub struct ChannelClosed {
     pub(crate) reason: String,
-    pub(crate) graceful: bool,
+    pub(crate) cause: Cause,
 }
 
 impl ChannelClosed {
     /// Whether both sides had closed it, with nothing left undone.
     pub fn is_graceful(&self) -> bool {
-        self.graceful
+        self.cause == Cause::Closed
+    }
+
+    /// Why it ended. The text of this error also has the device's words, where there are any.
+    pub fn cause(&self) -> Cause {
+        self.cause
     }
 }
 
@@ -396,7 +401,7 @@ impl KvDriver {
                 return Some(arrival);
             }
             if let Some(closed) = inner.closed() {
-                return Some(Err(ArrivalError::Closed { reason: closed.reason }));
+                return Some(Err(closed.into()));
             }
             inner.enlist(Wait::Arrival, waker);
             None
@@ -446,7 +451,10 @@ impl KvDriver {
                     None
                 }
                 Err((MessageRefused::Closed, _)) => Some(Err(closed
-                    .unwrap_or_else(|| ChannelClosed { reason: "it is closing".to_owned(), graceful: true })
+                    .unwrap_or_else(|| ChannelClosed {
+                        reason: "it is closing".to_owned(),
+                        cause: Cause::Closed,
+                    })
                     .into())),
             }
         });
@@ -568,7 +576,7 @@ impl Inner {
             Some(words) if !graceful => format!("{cause}: {words}"),
             _ => cause.to_string(),
         };
-        Some(ChannelClosed { reason, graceful })
+        Some(ChannelClosed { reason, cause })
     }
 
     /// One bounded slice, which ends armed or with more to do.
@@ -953,5 +961,5 @@ impl WriteEntry {
 }
 
 fn ended_unknown() -> ChannelClosed {
-    ChannelClosed { reason: "ended locally".to_owned(), graceful: false }
+    ChannelClosed { reason: "ended locally".to_owned(), cause: Cause::Local }
 }

@@ -67,6 +67,8 @@ pub(crate) use config::{Config, ConfigError, Notify, SQ_RESERVE};
 pub(crate) use event::*;
 pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub(crate) use ledger::Ledger;
+#[cfg(test)]
+pub(crate) use message::MAX_MESSAGE;
 pub(crate) use {
     config::Credits,
     plan::{Part, Piece, Plan, PlanBuilder, PlanError, Seams},
