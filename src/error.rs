@@ -167,6 +167,18 @@ pub enum QpError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The queue pairs of the two sides do not go together.
+    #[error("{what} is {ours} here and {theirs} at the peer; {fix}")]
+    Mismatch {
+        /// What differs.
+        what: &'static str,
+        /// Our side.
+        ours: &'static str,
+        /// The peer's side.
+        theirs: &'static str,
+        /// How to proceed.
+        fix: &'static str,
+    },
     /// The completion queue takes no more queue pairs.
     #[error("the completion queue is closed, or its runtime is gone; create another one")]
     CqClosed,

@@ -196,8 +196,11 @@ impl QueuePair {
     /// operations can be submitted at once, and fail with `RetryExceeded` when the peer does not appear.
     ///
     /// # Errors
-    /// [`QpError::Limit`] for an option or an MTU out of range; [`QpError::State`] when it was connected before, has
-    /// failed or is closed.
+    /// [`QpError::Limit`] for an option or an MTU out of range; [`QpError::Mismatch`] when one of the two devices keeps
+    /// order and the other does not; [`QpError::State`] when it was connected before, has failed or is closed.
+    ///
+    /// # Cancel safety
+    /// It does not wait: it is connected, or not, at the first poll.
     pub async fn connect(
         &self,
         remote: &QpEndpoint,
@@ -209,6 +212,15 @@ impl QueuePair {
         let mtu = remote.mtu.min(caps.active_mtu);
         if !matches!(mtu, 256 | 512 | 1024 | 2048 | 4096) {
             return Err(limit_error("the path MTU", mtu.into(), 4096, "one of 256, 512, 1024, 2048, 4096"));
+        }
+        if remote.ordered != caps.ordered {
+            let name = |ordered| if ordered { "kept (RC)" } else { "not kept (SRD)" };
+            return Err(QpError::Mismatch {
+                what: "the order of messages",
+                ours: name(caps.ordered),
+                theirs: name(remote.ordered),
+                fix: "open devices of one kind on both sides",
+            });
         }
         if self.core.tie.is_closing() {
             return Err(self.closed("connected"));

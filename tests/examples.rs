@@ -223,7 +223,7 @@ fn k1_files_arrive_with_the_same_digest() {
     block_on(async {
         let scratch = Scratch::new("files");
         for (profile, len) in PROFILES.into_iter().zip([0usize, 1, (1 << 20) + 1, 1 << 18]) {
-            let bytes: Vec<u8> = (0..len).map(|i| (i * 31 >> 3) as u8).collect();
+            let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
             let digest: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
             let (input, stored) = (scratch.file("in", &bytes), scratch.path("out"));
             let seen = report(kv_stream(&format!("--profile {profile} --file {input}"))).await;

@@ -35,6 +35,8 @@ mod reject;
 mod tests;
 
 pub use error::{ConnectError, Fault, Stage};
+#[cfg(test)]
+pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
 
 pub(crate) use self::{
     agree::{Agreed, agree, path_mtu},

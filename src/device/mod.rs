@@ -73,7 +73,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError::NotFound`] with the names that there are; for `soft`, [`DeviceError::Config`] when `LANDFALL_SOFT`
-    /// is not valid; [`DeviceError::Os`] when no socket can be bound to its address.
+    /// is not valid; else as [`soft`](Self::soft).
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         if name == SOFT {
             return Self::soft(SoftConfig::from_env()?);
@@ -91,7 +91,7 @@ impl Device {
     /// Opens a soft device of this process. Each call makes another device: resources of two do not go together.
     ///
     /// # Errors
-    /// [`DeviceError::Os`] when no socket can be bound to its address.
+    /// [`DeviceError::Config`] for an unspecified or multicast address, which no peer could reach; [`DeviceError::Os`] when no socket can be bound to its address.
     pub fn soft(config: SoftConfig) -> Result<Self, DeviceError> {
         let (profile, address) = (config.profile, config.address);
         if address.is_unspecified() || address.is_multicast() {

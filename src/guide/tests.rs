@@ -1,6 +1,10 @@
-//! The tables of capabilities in the README and in the guide are those of the code.
+//! The numbers in the README and in the guide are those of the code.
 
+use std::time::Duration;
+
+use crate::connect;
 use crate::device::Profile;
+use crate::kv::{KvConfig, proto};
 
 /// A number of bytes as the tables write it: in the largest unit that divides it.
 fn bytes(n: u64) -> String {
@@ -54,4 +58,30 @@ fn k8_what_the_documents_say_of_every_profile_is_so() {
         assert!(c.immediate && c.oob && c.max_srq == 0, "{profile}");
         assert_eq!(c.all_signaled, !c.ordered, "{profile}");
     }
+}
+
+#[test]
+fn k8_the_limits_in_the_readme_are_those_of_the_code() {
+    let readme = include_str!("../../README.md");
+    let says = |row: &str| assert!(readme.contains(row), "the README lacks: {row}");
+    let fits = |qps: usize, p: Profile| KvConfig::default().qps(qps).fit(&p.capabilities()).is_ok();
+    assert!(fits(64, Profile::Default) && !fits(65, Profile::Default));
+    assert!(fits(2, Profile::Tiny) && !fits(3, Profile::Tiny));
+    says("| queue pairs of a channel | 1 to 64; 2 on `tiny`");
+
+    let c = KvConfig::default();
+    says(&format!("| transfers in progress on a channel | {};", c.max_transfers));
+    says(&format!("| one WRITE | {} (`KvConfig::max_write`)", bytes(c.max_write.into())));
+    says(&format!("| a message (`send_message`) | {};", bytes(proto::MAX_MESSAGE as u64)));
+    says(&format!("| a bootstrap frame | {} |", bytes(connect::MAX_FRAME_BODY.into())));
+    let control = u64::from(c.send_depth + c.recv_depth()) * crate::kv::CONTROL_BYTES as u64;
+    says(&format!("| memory for control messages | {} a queue pair", bytes(control)));
+    let s = Duration::as_secs_f64;
+    says(&format!(
+        "connect {} s, write {} s, silent peer {} s, abort {} s, close 5 s",
+        s(&c.connect_timeout),
+        s(&c.deadline),
+        s(&c.peer_timeout),
+        s(&c.abort_grace)
+    ));
 }

@@ -1,5 +1,6 @@
 //! What the receiver gets: blocks that have landed, or the news that they will not.
 
+use super::driver::ChannelClosed;
 use super::pool::Blocks;
 use super::proto::{AbortReason, TransferId};
 
@@ -58,9 +59,6 @@ pub enum ArrivalError {
         reason: AbortReason,
     },
     /// The channel has ended; nothing more arrives.
-    #[error("the channel has ended: {reason}")]
-    Closed {
-        /// How.
-        reason: String,
-    },
+    #[error(transparent)]
+    Closed(#[from] ChannelClosed),
 }

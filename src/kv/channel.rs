@@ -288,7 +288,7 @@ impl Stream for Arrivals {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.channel.inner.driver.poll_arrival(cx).map(|arrival| match arrival {
-            Err(ArrivalError::Closed { .. }) => None,
+            Err(ArrivalError::Closed(_)) => None,
             arrival => Some(arrival),
         })
     }

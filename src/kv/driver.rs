@@ -133,13 +133,18 @@ struct After {
 #[error("the channel has ended: {reason}")]
 pub struct ChannelClosed {
     pub(crate) reason: String,
-    pub(crate) graceful: bool,
+    pub(crate) cause: Cause,
 }
 
 impl ChannelClosed {
     /// Whether both sides had closed it, with nothing left undone.
     pub fn is_graceful(&self) -> bool {
-        self.graceful
+        self.cause == Cause::Closed
+    }
+
+    /// Why it ended. The text of this error also has the device's words, where there are any.
+    pub fn cause(&self) -> Cause {
+        self.cause
     }
 }
 
@@ -396,7 +401,7 @@ impl KvDriver {
                 return Some(arrival);
             }
             if let Some(closed) = inner.closed() {
-                return Some(Err(ArrivalError::Closed { reason: closed.reason }));
+                return Some(Err(closed.into()));
             }
             inner.enlist(Wait::Arrival, waker);
             None
@@ -404,8 +409,12 @@ impl KvDriver {
     }
 
     pub(crate) fn poll_message(&self, cx: &Context<'_>) -> Poll<Result<Vec<u8>, ChannelClosed>> {
-        self.wait(cx, |inner, _, waker| {
+        self.wait(cx, |inner, after, waker| {
             if let Some(message) = inner.messages.pop_front() {
+                if let Some(conn) = &mut inner.conn {
+                    conn.message_taken(message.len());
+                    inner.turn(Instant::now(), after);
+                }
                 return Some(Ok(message));
             }
             if let Some(closed) = inner.closed() {
@@ -442,7 +451,10 @@ impl KvDriver {
                     None
                 }
                 Err((MessageRefused::Closed, _)) => Some(Err(closed
-                    .unwrap_or_else(|| ChannelClosed { reason: "it is closing".to_owned(), graceful: true })
+                    .unwrap_or_else(|| ChannelClosed {
+                        reason: "it is closing".to_owned(),
+                        cause: Cause::Closed,
+                    })
                     .into())),
             }
         });
@@ -564,7 +576,7 @@ impl Inner {
             Some(words) if !graceful => format!("{cause}: {words}"),
             _ => cause.to_string(),
         };
-        Some(ChannelClosed { reason, graceful })
+        Some(ChannelClosed { reason, cause })
     }
 
     /// One bounded slice, which ends armed or with more to do.
@@ -574,6 +586,10 @@ impl Inner {
             let busy = self.poll_once(now, after);
             if self.is_ended() {
                 return Step::Done;
+            }
+            if !after.wakers.is_empty() {
+                // Whoever was woken goes first: what it posts takes along what is due.
+                return Step::More;
             }
             if busy {
                 armed = false;
@@ -945,5 +961,5 @@ impl WriteEntry {
 }
 
 fn ended_unknown() -> ChannelClosed {
-    ChannelClosed { reason: "ended locally".to_owned(), graceful: false }
+    ChannelClosed { reason: "ended locally".to_owned(), cause: Cause::Local }
 }

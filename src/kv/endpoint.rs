@@ -61,7 +61,7 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// [`DeviceError::NoRuntime`] outside of a tokio runtime; [`DeviceError::Config`] and [`DeviceError::Limit`] when
-    /// `config` is not valid or does not fit the device.
+    /// `config` is not valid or does not fit the device; [`DeviceError::Unsupported`] when it requires RDMA.
     pub fn new(pool: KvPool, config: KvConfig) -> Result<Self, DeviceError> {
         Self::named(pool, config, "")
     }
@@ -117,6 +117,9 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system; both at once.
+    ///
+    /// # Cancel safety
+    /// It does not wait; dropping the future leaves no listener.
     pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();

@@ -49,6 +49,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use arrival::{Arrival, ArrivalError};
 pub use channel::{Arrivals, GrantRefusal, GrantRefused, KvChannel};
+#[cfg(test)]
+pub(crate) use config::CONTROL_BYTES;
 pub use config::KvConfig;
 pub use driver::{ChannelClosed, MessageError};
 pub use endpoint::{KvEndpoint, KvListener, PeerIdentity};

@@ -119,6 +119,9 @@ impl KvPool {
     ///
     /// # Errors
     /// [`MemoryError::OutOfRange`] when `memory` is shorter than the layout; else as [`KvPool::new`].
+    ///
+    /// # Cancel safety
+    /// As [`KvPool::new`].
     pub async fn with_memory(
         pd: &ProtectionDomain,
         layout: Layout,

@@ -18,8 +18,11 @@ use crate::memory::{Memory, Prefault};
 use crate::provider::{self, QpConnect};
 use crate::random::random_u64;
 
-/// The transport's name in the hello: both sides must use the same.
-const TRANSPORT: &str = "soft-tcp";
+/// The transport's name in the hello: both sides must use the same. A queue pair without order speaks another protocol
+/// than one with it (as SRD and RC do), so that it has another name.
+fn transport(caps: &Capabilities) -> &'static str {
+    if caps.ordered { "soft-tcp" } else { "soft-tcp-unordered" }
+}
 
 /// A channel's local resources, before it is connected. Dropping them leaves nothing (B4).
 pub(super) struct Built {
@@ -61,7 +64,7 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
     Hello {
         epoch: shared.epoch,
         name: shared.name.clone(),
-        transport: TRANSPORT.to_owned(),
+        transport: transport(caps).to_owned(),
         connection_id,
         qps: built.queues.iter().filter_map(Queue::qp).map(provider::Qp::address).collect(),
         // A device may report an MTU that is no path MTU (Ethernet's).

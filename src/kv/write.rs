@@ -204,6 +204,9 @@ impl Write {
 
     /// The transfer's number. `None` for a write that was refused, has ended, or is waiting outside of the channel (see
     /// [`KvChannel::write`](super::KvChannel::write)).
+    ///
+    /// Keep it where a write must be accounted for also when its future is lost: it is what
+    /// [`KvChannel::resolve`](super::KvChannel::resolve) asks about.
     pub fn transfer(&self) -> Option<TransferId> {
         match self.state {
             State::Running { id, .. } => Some(id),

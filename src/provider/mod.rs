@@ -106,33 +106,33 @@ pub(crate) struct RecvWr {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WcStatus {
-    /// `IBV_WC_SUCCESS`
+    /// `IBV_WC_SUCCESS`. No [`OpError`](crate::error::OpError) has it.
     Success,
     /// `IBV_WC_LOC_LEN_ERR`: a received message is longer than the receive buffer.
     LocalLength,
-    /// `IBV_WC_LOC_QP_OP_ERR`
+    /// `IBV_WC_LOC_QP_OP_ERR`: the local queue pair could not execute the request as it was posted.
     LocalQpOperation,
     /// `IBV_WC_LOC_PROT_ERR`: a local element is not covered by its lkey.
     LocalProtection,
     /// `IBV_WC_WR_FLUSH_ERR`: the queue pair was in the error state before this request was executed.
     Flushed,
-    /// `IBV_WC_BAD_RESP_ERR`
+    /// `IBV_WC_BAD_RESP_ERR`: the peer's answer makes no sense.
     BadResponse,
-    /// `IBV_WC_LOC_ACCESS_ERR`
+    /// `IBV_WC_LOC_ACCESS_ERR`: the local memory of a peer's request does not allow it.
     LocalAccess,
     /// `IBV_WC_REM_INV_REQ_ERR`: the responder found the request malformed (for instance, too long for its receive).
     RemoteInvalidRequest,
     /// `IBV_WC_REM_ACCESS_ERR`: the rkey, its bounds or its access flags do not allow this.
     RemoteAccess,
-    /// `IBV_WC_REM_OP_ERR`
+    /// `IBV_WC_REM_OP_ERR`: the responder could not complete the request, for a reason of its own.
     RemoteOperation,
     /// `IBV_WC_RETRY_EXC_ERR`: the peer does not answer.
     RetryExceeded,
     /// `IBV_WC_RNR_RETRY_EXC_ERR`: the peer posted no receive in time.
     RnrRetryExceeded,
-    /// `IBV_WC_FATAL_ERR`
+    /// `IBV_WC_FATAL_ERR`: the device cannot go on.
     Fatal,
-    /// `IBV_WC_GENERAL_ERR`
+    /// `IBV_WC_GENERAL_ERR`: none of the others.
     General,
     /// A status that this crate has no name for.
     Other(u32),

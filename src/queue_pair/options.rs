@@ -100,6 +100,7 @@ pub struct QpEndpoint {
     soft_key: u64,
     pub(super) mtu: u32,
     pub(super) rd_atomic: u8,
+    pub(super) ordered: bool,
 }
 
 impl fmt::Debug for QpEndpoint {
@@ -133,6 +134,7 @@ impl QpEndpoint {
             soft_key: address.soft_key,
             mtu: caps.active_mtu,
             rd_atomic: caps.max_rd_atomic,
+            ordered: caps.ordered,
         }
     }
 

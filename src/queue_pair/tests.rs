@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::completion_queue::CqConfig;
-use crate::device::{Device, SoftConfig};
+use crate::device::{Device, Profile, SoftConfig};
 use crate::error::WcStatus;
 use crate::provider::{SendOp, Sge};
 use crate::ring::{Owner, Wr, WrKind};
@@ -63,4 +63,23 @@ async fn r6_the_cause_is_found_in_the_other_completion_queue() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn b1_order_and_no_order_are_not_connected() {
+    let open = |profile| Device::soft(SoftConfig::new().profile(profile)).unwrap();
+    let queue_pair = |device: &Device| {
+        let cq = CompletionQueue::new(device, CqConfig::new(16)).unwrap();
+        QueuePair::new(&device.alloc_pd().unwrap(), &cq, &cq, QpConfig::new(8, 8)).unwrap()
+    };
+    let (rc, srd) = (queue_pair(&open(Profile::Default)), queue_pair(&open(Profile::Srd)));
+    for (ours, theirs) in [(&rc, &srd), (&srd, &rc)] {
+        let refused =
+            ours.connect(&theirs.endpoint().unwrap(), Role::Active, ConnectOptions::default()).await;
+        assert!(matches!(refused, Err(QpError::Mismatch { .. })), "{refused:?}");
+        // It is as it was.
+        assert!(matches!(ours.send(()).await.0, Err(OpError::NotConnected { .. })));
+    }
+    let tiny = queue_pair(&open(Profile::Tiny));
+    rc.connect(&tiny.endpoint().unwrap(), Role::Active, ConnectOptions::default()).await.unwrap();
 }

@@ -17,6 +17,37 @@
 //! comes above that waits in order, inside of the ring ([`OpFuture`], [`Batch::push_wait`]), or comes back as
 //! [`OpError::Full`] ([`Batch::push`], [`QueuePair::try_submit`]).
 //!
+//! ```
+//! use landfall::device::Device;
+//! use landfall::memory::{Access, Memory};
+//! use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QueuePair, Role};
+//!
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::open("soft-default")?;
+//! let pd = device.alloc_pd()?;
+//! let cq = CompletionQueue::new(&device, CqConfig::new(64))?;
+//! let a = QueuePair::new(&pd, &cq, &cq, QpConfig::new(16, 16))?;
+//! let b = QueuePair::new(&pd, &cq, &cq, QpConfig::new(16, 16))?;
+//! // Here both are in one process; else the endpoints, which have serde, travel by a connection of your own.
+//! a.connect(&b.endpoint()?, Role::Active, ConnectOptions::default()).await?;
+//! b.connect(&a.endpoint()?, Role::Passive, ConnectOptions::default()).await?;
+//!
+//! // b shows memory, and waits for an immediate. a writes to it.
+//! let target = pd.register_exposed(Memory::anonymous(4096), Access::WRITE).await?;
+//! let notified = b.recv(());
+//! let mut source = pd.register_local(Memory::anonymous(4096)).await?.into_slice();
+//! source[..5].copy_from_slice(b"hello");
+//! let (done, _source) = a.write_imm(source, target.remote().whole(), 7).await;
+//! assert_eq!(done?.bytes, 4096);
+//!
+//! let (received, ()) = notified.await;
+//! assert_eq!(received?.imm, Some(7));
+//! let mut bytes = [0; 5];
+//! target.slice(..5)?.copy_out(0, &mut bytes)?;
+//! assert_eq!(&bytes, b"hello");
+//! # Ok(()) }
+//! ```
+//!
 //! # Send, Sync
 //!
 //! | type | `Send` | `Sync` | |

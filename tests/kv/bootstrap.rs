@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use landfall::connect::ConnectError;
+use landfall::connect::{ConnectError, Fault};
 use landfall::device::Profile;
 use landfall::kv::{KvChannel, KvConfig, Layout, WriteRequest};
 
@@ -70,6 +70,26 @@ async fn b1_layouts_that_differ_are_refused_naming_both() {
     let error =
         endpoint(Profile::Default, bf16, config()).await.connect(listener.local_addr()).await.unwrap_err();
     assert!(matches!(error, ConnectError::DtypeMismatch { .. }), "{error:?}");
+}
+
+/// Profiles may differ in their limits; a transport with order and one without do not go together.
+#[tokio::test]
+async fn b1_profiles_that_differ_fit_or_are_refused_at_the_handshake() {
+    for (a, b) in Profile::ALL.into_iter().flat_map(|a| Profile::ALL.map(|b| (a, b))) {
+        let receiving = endpoint(b, layout(1, 4, 100_000), config()).await;
+        let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let sending = endpoint(a, layout(1, 4, 100_000), config()).await;
+        let dial = sending.connect(listener.local_addr());
+        if (a == Profile::Srd) == (b == Profile::Srd) {
+            let (sender, receiver) = tokio::try_join!(dial, listener.accept()).unwrap();
+            check(&sender, &receiver, 1).await;
+            check(&receiver, &sender, 2).await;
+        } else {
+            let error = dial.await.unwrap_err();
+            assert!(error.to_string().contains("unordered"), "{a} to {b}: {error}");
+            assert_eq!(error.fault(), Fault::Incompatible);
+        }
+    }
 }
 
 /// CASES 46: a busy port at once; `[::1]:0` reports the real port.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use landfall::device::Profile;
-use landfall::kv::{AbortReason, ArrivalError, KvConfig, Reason, WriteError, WriteRequest};
+use landfall::kv::{AbortReason, ArrivalError, Cause, KvConfig, Reason, WriteError, WriteRequest};
 
 use crate::common::{PATIENCE, Pair, config, fill, layout, on_every_profile, pair, pair_with, until, wrong};
 
@@ -114,7 +114,7 @@ async fn k5_a_killed_channel_ends_everything_with_a_cause(profile: Profile) {
         assert_eq!(Arc::try_unwrap(source).unwrap().len(), 2);
     }
     assert!(!sender.closed().await.is_graceful());
-    assert!(!receiver.closed().await.is_graceful());
+    assert_eq!(receiver.closed().await.cause(), Cause::Local);
     while receiver.next_arrival().await.is_ok() {}
     assert!(receiver.recv_message().await.is_err());
     until("all blocks to come back", || {

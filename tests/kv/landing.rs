@@ -11,6 +11,7 @@ on_every_profile!(
     k2_one_arrival_for_each_write,
     k3_many_small_transfers_are_never_torn,
     k7_both_directions_at_once,
+    k7_messages_that_nobody_takes_hold_the_sender_back,
     k8_sizes_around_every_limit,
     k8_blocks_are_coalesced,
     r4_more_blocks_than_any_queue_holds,
@@ -115,6 +116,31 @@ async fn k7_both_directions_at_once(profile: Profile) {
     let back = tokio::spawn(one_way(b, a, 2000));
     there.await.unwrap();
     back.await.unwrap();
+}
+
+/// A receiver that takes no messages keeps at most a window of them, and the sender waits.
+async fn k7_messages_that_nobody_takes_hold_the_sender_back(profile: Profile) {
+    const EACH: usize = 1 << 20;
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 1, 64)).await;
+    // More than the windows of both sides hold: 32 MiB are kept by the receiver, 32 MiB queued by the sender.
+    let sending = tokio::spawn(async move {
+        for n in 0..80u8 {
+            sender.send_message(vec![n; EACH]).await.unwrap();
+        }
+        sender
+    });
+    for n in 0..80u8 {
+        if n == 0 {
+            // Nothing is taken: by and by the sender comes to a halt, with some of its messages unsent.
+            for _ in 0..2000 {
+                tokio::task::yield_now().await;
+            }
+            assert!(!sending.is_finished(), "80 MiB were accepted although nobody took any");
+        }
+        let message = receiver.recv_message().await.unwrap();
+        assert_eq!((message.len(), message[0], message[EACH - 1]), (EACH, n, n));
+    }
+    sending.await.unwrap();
 }
 
 /// CASES 43: messages around the MTU and the message limit.

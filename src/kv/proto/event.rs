@@ -270,7 +270,8 @@ pub(crate) enum Event {
     Aborted { grant: u64, reason: AbortReason },
     /// Receiver: no late write can reach the blocks of this grant any more.
     Freed { grant: u64 },
-    /// A message of the peer's `send_message`, in order.
+    /// A message of the peer's `send_message`, in order. Counts against the peer's window until
+    /// `Connection::message_taken`.
     Message(Vec<u8>),
     /// The peer is closing: it starts no more transfers, and accepts none of ours.
     PeerClosed,

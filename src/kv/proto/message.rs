@@ -139,9 +139,13 @@ struct Partial {
 pub(super) struct Incoming {
     /// The next message to deliver, and so the count of those that were.
     next: u64,
+    /// Delivered messages that the application has taken: only these are acknowledged, so that a slow one slows the
+    /// sender (K7).
+    taken: u64,
     partial: BTreeMap<u64, Partial>,
+    /// Bytes of messages that have been started and not taken.
     held: usize,
-    /// Delivered and not yet acknowledged.
+    /// Taken and not yet acknowledged.
     unreported: u64,
     unreported_bytes: usize,
 }
@@ -160,7 +164,7 @@ impl Incoming {
         if total > MAX_MESSAGE || bytes.is_empty() != (total == 0) {
             return Err(RULE_FRAGMENT);
         }
-        if message < self.next || message - self.next >= WINDOW_MESSAGES {
+        if message < self.next || message - self.taken >= WINDOW_MESSAGES {
             return Err(RULE_WINDOW);
         }
         if !self.partial.contains_key(&message) {
@@ -189,21 +193,27 @@ impl Incoming {
         }
         let p = self.partial.remove(&self.next)?;
         self.next += 1;
-        self.held -= p.bytes.len();
-        self.unreported += 1;
-        self.unreported_bytes += p.bytes.len();
         Some(p.bytes)
+    }
+
+    /// The application has taken the oldest delivered message, of `len` bytes.
+    pub(super) fn on_taken(&mut self, len: usize) {
+        debug_assert!(self.taken < self.next, "taken before it was delivered");
+        self.taken += 1;
+        self.held = self.held.saturating_sub(len);
+        self.unreported += 1;
+        self.unreported_bytes += len;
     }
 
     pub(super) fn delivered(&self) -> u64 {
         self.next
     }
 
-    /// The count of delivered messages, for a head that is about to be sent.
+    /// The count of taken messages, for a head that is about to be sent.
     pub(super) fn report(&mut self) -> u64 {
         self.unreported = 0;
         self.unreported_bytes = 0;
-        self.next
+        self.taken
     }
 
     /// So much is unacknowledged that the sender may be waiting for it.
@@ -244,7 +254,9 @@ mod tests {
             got.extend(std::iter::from_fn(|| inc.next_message()));
         }
         assert_eq!(got, messages);
-        assert_eq!(inc.report(), 5);
+        assert_eq!(inc.report(), 0, "acknowledged before it was taken");
+        messages.iter().for_each(|m| inc.on_taken(m.len()));
+        assert_eq!((inc.report(), inc.held), (5, 0));
         out.on_acked(5).expect("sent");
         assert!(out.on_acked(6).is_err());
         let (m, t, o, b) = &fragments[0];

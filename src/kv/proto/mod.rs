@@ -67,6 +67,8 @@ pub(crate) use config::{Config, ConfigError, Notify, SQ_RESERVE};
 pub(crate) use event::*;
 pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub(crate) use ledger::Ledger;
+#[cfg(test)]
+pub(crate) use message::MAX_MESSAGE;
 pub(crate) use {
     config::Credits,
     plan::{Part, Piece, Plan, PlanBuilder, PlanError, Seams},
@@ -255,6 +257,12 @@ impl Connection {
         };
         self.refused += u64::from(result.is_err());
         result
+    }
+
+    /// The application has taken the oldest message that an event has handed out, of `len` bytes: the peer may send as
+    /// much more.
+    pub(crate) fn message_taken(&mut self, len: usize) {
+        self.incoming.on_taken(len);
     }
 
     /// A posted work request has completed; `ok` is false if it failed, was flushed or could not be posted.

@@ -73,9 +73,11 @@ impl SoftChannel {
     pub(crate) fn drain_events(&self) -> io::Result<()> {
         self.relied_on.store(false, Ordering::SeqCst);
         self.sleeping.store(false, Ordering::SeqCst);
-        self.event.clear();
-        self.timer.clear();
-        self.take_edges(&self.members.read().unwrap_or_else(PoisonError::into_inner))
+        // Level-triggered: these stay until they are cleared here, whoever looks in between.
+        self.take_edges(&self.members.read().unwrap_or_else(PoisonError::into_inner), |other| match other {
+            EVENT => self.event.clear(),
+            _ => self.timer.clear(),
+        })
     }
 
     pub(crate) fn create_cq(self: &Arc<Self>, capacity: u32) -> Result<SoftCq, DeviceError> {
@@ -139,10 +141,9 @@ impl SoftChannel {
         }
     }
 
-    fn take_edges(&self, members: &[Option<Arc<QpShared>>]) -> io::Result<()> {
+    fn take_edges(&self, members: &[Option<Arc<QpShared>>], other: impl Fn(u64)) -> io::Result<()> {
         self.epoll.drain(|token, ready| match token {
-            // Level-triggered: these stay until `drain_events` clears them, whoever looks in between.
-            EVENT | TIMER => {}
+            EVENT | TIMER => other(token),
             token => {
                 // Events of a queue pair that has left name a slot that is empty, or taken by another token.
                 if let Some(Some(qp)) = members.get(token as u32 as usize)
@@ -175,7 +176,7 @@ impl SoftChannel {
         }
         let direct = connected <= DIRECT_QPS;
         if ask_epoll || !direct {
-            self.take_edges(&members)?;
+            self.take_edges(&members, |_| ())?;
         }
         let now = timed.then(Instant::now);
         let eager = self.sleeping.load(Ordering::SeqCst);

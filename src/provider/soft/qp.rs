@@ -86,6 +86,8 @@ pub(super) struct QpInner {
     pub(super) expected: Preamble,
     /// Being destroyed: completions that find no room are dropped.
     pub(super) dying: bool,
+    /// This slice has completed a receive: whoever takes that is likely to post, and the acknowledgement travels along.
+    pub(super) announced: bool,
     pub(super) inline: Vec<u8>,
 }
 
@@ -159,6 +161,7 @@ impl SoftPd {
             connect_by: None,
             expected: Preamble { target: qp_num, own: 0, key },
             dying: false,
+            announced: false,
             inline: Vec::new(),
         };
         let shared = channel.join(|token| {

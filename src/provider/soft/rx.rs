@@ -465,6 +465,7 @@ impl QpInner {
             self.tx.acks.push(message.msn);
         }
         if let Some(recv) = message.recv {
+            self.announced = true;
             self.recv_cq.push(Cqe {
                 wr_id: recv.wr_id,
                 qp_num: self.qp_num,

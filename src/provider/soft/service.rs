@@ -149,6 +149,7 @@ impl QpInner {
         self.readable |= edges & READABLE != 0;
         self.ended |= edges & ENDED != 0;
         let mut moved = 0;
+        self.announced = false;
         if matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
             self.progress_link(channel, token);
             if due && matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
@@ -168,7 +169,7 @@ impl QpInner {
             }
         }
         if matches!(self.link, Link::Up(_)) {
-            if self.wants_to_send() || (eager && self.tx.ack_due) {
+            if self.wants_to_send() || (eager && self.tx.ack_due && !self.announced) {
                 moved += self.transmit(QP_SLICE_BYTES);
             }
             if self.tx.dead && (self.refusal.is_some() || self.rx.not_ready.is_some()) {

@@ -399,6 +399,9 @@ impl World {
                 Event::Message(bytes) => {
                     s.messages += 1;
                     let want = self.ends[1 - ep].messages.pop_front();
+                    if let Some(conn) = &mut self.ends[ep].conn {
+                        conn.message_taken(bytes.len());
+                    }
                     assert_eq!(want.as_ref(), Some(&bytes), "k3: messages out of order");
                     if let [b'g', id @ ..] = bytes.as_slice()
                         && let Ok(id) = id.try_into()
