@@ -48,6 +48,15 @@ pub enum DeviceError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The address of a soft device is not one of this host.
+    #[error("the soft device cannot use the address {address}; give one of this host's addresses")]
+    Bind {
+        /// The address asked for.
+        address: std::net::IpAddr,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
     /// No tokio runtime where one is needed.
     #[error("no tokio runtime with I/O and time enabled here; call this inside one")]
     NoRuntime,

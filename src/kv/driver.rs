@@ -5,7 +5,7 @@
 //! drive by the same means, so that a small write is posted by the thread that asked for it and confirmed by the
 //! thread that waits for it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
@@ -18,7 +18,7 @@ use super::grant::{Binding, Grant};
 use super::lock;
 use super::pool::{Blocks, KvPool};
 use super::proto::{
-    Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received, Refused,
+    AbortReason, Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received, Refused,
     Resolution, Transmitted,
 };
 use super::proto::{TransferId, WriteRequest as ProtoWrite};
@@ -62,7 +62,8 @@ struct Inner {
     cqes: Box<[Cqe; BATCH]>,
     peer: PeerPool,
     writes: HashMap<TransferId, WriteEntry>,
-    grants: HashMap<u64, Blocks>,
+    /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
+    grants: BTreeMap<u64, Granted>,
     arrivals: VecDeque<Result<Arrival, ArrivalError>>,
     messages: VecDeque<Vec<u8>>,
     /// Transfers of earlier connections that were in doubt, and what became of them.
@@ -100,6 +101,13 @@ enum State {
     Ended {
         cause: Cause,
     },
+}
+
+/// Blocks that were granted.
+struct Granted {
+    blocks: Blocks,
+    /// Their arrival has ended; they are in quarantine.
+    aborted: bool,
 }
 
 struct WriteEntry {
@@ -191,7 +199,7 @@ impl KvDriver {
                 cqes: Box::new([Cqe::default(); BATCH]),
                 peer: parts.peer,
                 writes: HashMap::new(),
-                grants: HashMap::new(),
+                grants: BTreeMap::new(),
                 arrivals: VecDeque::new(),
                 messages: VecDeque::new(),
                 doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
@@ -375,7 +383,7 @@ impl KvDriver {
                     // A claim holds each block once, and fewer than there are u32s.
                     let grant =
                         Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
-                    inner.grants.insert(id, blocks);
+                    inner.grants.insert(id, Granted { blocks, aborted: false });
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
@@ -740,8 +748,25 @@ impl Inner {
                 tracing::warn!(%error, "a queue pair did not go to the error state; it is destroyed all the same");
             }
         }
+        // What has arrived by now is told first; every other grant ends here. Its blocks stay until the queue pairs are
+        // destroyed.
+        self.events(now, after);
+        let open: Vec<u64> = self.grants.iter().filter(|(_, g)| !g.aborted).map(|(&id, _)| id).collect();
+        for grant in open {
+            self.aborted(grant, AbortReason::ConnectionLost, after);
+        }
         // The flushes are polled by the task.
         after.nudge = true;
+    }
+
+    /// The arrival under `grant` will not come (K4). Told once.
+    fn aborted(&mut self, grant: u64, reason: AbortReason, after: &mut After) {
+        if let Some(granted) = self.grants.get_mut(&grant)
+            && !std::mem::replace(&mut granted.aborted, true)
+        {
+            self.arrivals.push_back(Err(ArrivalError::Aborted { grant, reason }));
+            self.wake(Wait::Arrival, after);
+        }
     }
 
     /// Destroys the queue pairs: from here on no late write reaches a block of ours, and no device reads one.
@@ -764,7 +789,7 @@ impl Inner {
             ledger.burn_grants();
             ledger
         });
-        after.blocks.extend(self.grants.drain().map(|(_, blocks)| blocks));
+        after.blocks.extend(std::mem::take(&mut self.grants).into_values().map(|granted| granted.blocks));
         for wait in [Wait::Arrival, Wait::Message, Wait::Room, Wait::End, Wait::Resolution] {
             self.wake(wait, after);
         }
@@ -798,16 +823,13 @@ impl Inner {
                     self.wake(Wait::Resolution, after);
                 }
                 Event::Arrived { transfer, grant, bytes, tag } => {
-                    if let Some(blocks) = self.grants.remove(&grant) {
+                    if let Some(Granted { blocks, .. }) = self.grants.remove(&grant) {
                         self.arrivals.push_back(Ok(Arrival { grant, transfer, tag, bytes, blocks }));
                         self.wake(Wait::Arrival, after);
                     }
                 }
-                Event::Aborted { grant, reason } => {
-                    self.arrivals.push_back(Err(ArrivalError::Aborted { grant, reason }));
-                    self.wake(Wait::Arrival, after);
-                }
-                Event::Freed { grant } => after.blocks.extend(self.grants.remove(&grant)),
+                Event::Aborted { grant, reason } => self.aborted(grant, reason, after),
+                Event::Freed { grant } => after.blocks.extend(self.grants.remove(&grant).map(|g| g.blocks)),
                 Event::Message(bytes) => {
                     self.messages.push_back(bytes);
                     self.wake(Wait::Message, after);

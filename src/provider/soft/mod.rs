@@ -71,7 +71,7 @@ pub(crate) struct SoftPd {
 impl SoftDevice {
     pub(crate) fn open(config: &SoftConfig) -> Result<Arc<Self>, DeviceError> {
         link::check_address(config.address)
-            .map_err(|source| DeviceError::Os { what: "binding to the soft device's address", source })?;
+            .map_err(|source| DeviceError::Bind { address: config.address, source })?;
         Ok(Arc::new(Self {
             caps: config.profile.capabilities(),
             address: config.address,
