@@ -296,6 +296,11 @@ impl QpCore {
         }
         self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
         self.try_finish();
+        if self.finished.load(Ordering::Acquire) {
+            // Whoever drives the queues may have finished it between `set_error` and `watch_closing`: then nobody would
+            // ever take it from that list.
+            self.send.cq.forget_closing(self);
+        }
         settle(&mut fx);
         self.send.cq.nudge();
     }
