@@ -222,7 +222,7 @@ pub(crate) struct PostError {
 #[non_exhaustive]
 pub enum OpError {
     /// The device completed the request with an error status: this one is the cause of what follows it.
-    #[error("queue pair {qp_num}: the request completed with {status:?} (vendor code {vendor_err})")]
+    #[error("queue pair {qp_num}: the request completed in error: {status} (vendor code {vendor_err})")]
     Status {
         /// The queue pair.
         qp_num: u32,

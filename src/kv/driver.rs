@@ -18,8 +18,8 @@ use super::grant::{Binding, Grant};
 use super::lock;
 use super::pool::{Blocks, KvPool};
 use super::proto::{
-    AbortReason, Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received, Refused,
-    Resolution, Transmitted,
+    AbortReason, Cause, Connection, Event, GrantRef, Ledger, MessageRefused, Outcome, Reason, Received,
+    Refused, Resolution, Transmitted,
 };
 use super::proto::{TransferId, WriteRequest as ProtoWrite};
 use super::queues::{Outbox, Queue};
@@ -649,8 +649,7 @@ impl Inner {
         let Some(qp) = self.queues.iter().position(|q| q.generation() == id.qp_generation) else { return };
         let ok = cqe.status == WcStatus::Success;
         if !ok && cqe.status != WcStatus::Flushed {
-            let words =
-                format!("queue pair {}: {:?} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
+            let words = format!("queue pair {}: {} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
             self.fail(Cause::Transport, &words, now, after);
         } else if !ok {
             let words = "the connection to the peer has broken, and receives were flushed";

@@ -138,6 +138,35 @@ pub enum WcStatus {
     Other(u32),
 }
 
+impl std::fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words = match self {
+            Self::Success => "success",
+            Self::LocalLength => "local length error: the message is longer than the receive buffer",
+            Self::LocalQpOperation => "local queue pair operation error",
+            Self::LocalProtection => "local protection error: an element is not covered by its lkey",
+            Self::Flushed => "flushed: the queue pair had failed before",
+            Self::BadResponse => "bad response: the peer answered out of protocol",
+            Self::LocalAccess => "local access error: the region does not allow this",
+            Self::RemoteInvalidRequest => {
+                "remote invalid request: the peer's receive is too short, or the request is malformed"
+            }
+            Self::RemoteAccess => {
+                "remote access error: the rkey, its bounds or its access flags do not allow this"
+            }
+            Self::RemoteOperation => "remote operation error: the peer could not execute the request",
+            Self::RetryExceeded => "retry exceeded: the peer does not answer",
+            Self::RnrRetryExceeded => {
+                "receiver-not-ready retries exceeded: the peer posted no receive in time"
+            }
+            Self::Fatal => "fatal device error",
+            Self::General => "general transport error",
+            Self::Other(code) => return write!(f, "status {code}"),
+        };
+        f.write_str(words)
+    }
+}
+
 /// What a completion is of: `enum ibv_wc_opcode`. Only valid when the status is `Success`, as in verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WcOpcode {
