@@ -89,6 +89,7 @@ pub mod kv;
 pub mod memory;
 pub mod ring;
 
+mod clock;
 mod completion_queue;
 mod provider;
 mod queue_pair;

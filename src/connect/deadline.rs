@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout_at};
 
 use super::error::{ConnectError, Stage};
+use crate::clock::later;
 
 /// A point in time, and the duration that the caller gave (for the error).
 #[derive(Clone, Copy, Debug)]
@@ -15,15 +16,10 @@ pub(crate) struct Deadline {
     after: Duration,
 }
 
-/// A day: what durations too large for the clock become.
-const FAR: Duration = Duration::from_secs(86_400);
-
 impl Deadline {
     /// The deadline that lies `after` from now.
     pub(crate) fn after(after: Duration) -> Self {
-        let now = Instant::now();
-        let at = now.checked_add(after).unwrap_or(now + FAR);
-        Self { at, after }
+        Self { at: later(Instant::now().into_std(), after).into(), after }
     }
 
     /// This deadline, or `cap` from now when that is earlier.

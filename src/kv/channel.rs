@@ -15,6 +15,7 @@ use super::grant::Grant;
 use super::path::PathReport;
 use super::pool::{Blocks, KvPool, PoolAccess};
 use super::proto::{Resolution, TransferId};
+use super::stats::ChannelStats;
 use super::write::{Write, WriteRequest};
 
 /// What a channel was agreed to be, for its path report.
@@ -202,8 +203,8 @@ impl KvChannel {
         poll_fn(|cx| self.inner.driver.poll_send_message(cx, &mut message)).await
     }
 
-    /// The peer's next message. Messages wait in memory until they are taken, without a limit, also after the channel has
-    /// ended. Any number of tasks may wait; each message goes to one.
+    /// The peer's next message. Messages wait in memory until they are taken, also after the channel has ended; 32 MiB or
+    /// 256 of them, and the peer sends no more until some are (K7). Any number of tasks may wait; each message goes to one.
     ///
     /// # Errors
     /// When the channel has ended and every message was taken.
@@ -243,6 +244,11 @@ impl KvChannel {
             mtu: facts.mtu,
             qps: self.inner.driver.reports(),
         }
+    }
+
+    /// How many transfers ended in which way, counted from the channel's beginning to now.
+    pub fn stats(&self) -> ChannelStats {
+        self.inner.driver.stats()
     }
 
     /// Resolves when the channel has ended, by whichever side and for whatever reason, and its queue pairs are destroyed.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::proto::DAY;
 use crate::device::Capabilities;
 use crate::error::DeviceError;
 
@@ -70,20 +71,21 @@ impl KvConfig {
         self
     }
 
-    /// How often the peer's process is asked whether it lives, on each queue pair. Default 1 s.
+    /// How often the peer's process is asked whether it lives, on each queue pair. At most a day. Default 1 s.
     pub fn heartbeat(mut self, every: Duration) -> Self {
         self.heartbeat = every;
         self
     }
 
-    /// Silence after which the peer counts as lost. At least twice this side's heartbeat. Default 5 s.
+    /// Silence after which the peer counts as lost. At least twice this side's heartbeat, at most a day.
+    /// Default 5 s.
     pub fn peer_timeout(mut self, after: Duration) -> Self {
         self.peer_timeout = after;
         self
     }
 
     /// How long an aborted write may take to come to rest before its queue pairs are killed, so that its blocks come
-    /// back, which ends the channel. Default 500 ms.
+    /// back, which ends the channel. At most a day. Default 500 ms.
     pub fn abort_grace(mut self, grace: Duration) -> Self {
         self.abort_grace = grace;
         self
@@ -137,6 +139,16 @@ impl KvConfig {
         ] {
             if value.is_zero() {
                 return bad(what, "0".to_owned(), "a duration above zero");
+            }
+        }
+        // What the protocol adds up. The other durations may be as long as one likes: they stand for "no limit".
+        for (what, value) in [
+            ("KvConfig::heartbeat", self.heartbeat),
+            ("KvConfig::peer_timeout", self.peer_timeout),
+            ("KvConfig::abort_grace", self.abort_grace),
+        ] {
+            if value > DAY {
+                return bad(what, format!("{value:?}"), "at most a day");
             }
         }
         if self.peer_timeout < self.heartbeat * 2 {

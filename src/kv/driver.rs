@@ -23,8 +23,10 @@ use super::proto::{
 };
 use super::proto::{TransferId, WriteRequest as ProtoWrite};
 use super::queues::{Outbox, Queue};
-use super::targets::{self, PeerPool};
+use super::stats::ChannelStats;
+use super::targets::{self, PeerPool, Planned};
 use super::write::{Landed, Started, WriteError, WriteRequest};
+use crate::clock::later;
 use crate::provider::{Armed, Cq, Cqe, WcOpcode, WcStatus};
 use crate::reactor::{Drive, DriverHandle, Step};
 use crate::ring::WrId;
@@ -43,6 +45,7 @@ pub(crate) struct KvDriver {
     spin: Duration,
     deadline: Duration,
     pool: KvPool,
+    peer: PeerPool,
     connection_id: u64,
     local_epoch: u64,
     peer_epoch: u64,
@@ -60,7 +63,6 @@ struct Inner {
     queues: Vec<Queue>,
     cq: Cq,
     cqes: Box<[Cqe; BATCH]>,
-    peer: PeerPool,
     writes: HashMap<TransferId, WriteEntry>,
     /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
     grants: BTreeMap<u64, Granted>,
@@ -74,6 +76,7 @@ struct Inner {
     /// The device's own words on the failure that came first (R6).
     first_cause: Option<String>,
     closing: bool,
+    stats: ChannelStats,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     batch: Vec<u8>,
@@ -197,7 +200,6 @@ impl KvDriver {
                 queues: parts.queues,
                 cq: parts.cq,
                 cqes: Box::new([Cqe::default(); BATCH]),
-                peer: parts.peer,
                 writes: HashMap::new(),
                 grants: BTreeMap::new(),
                 arrivals: VecDeque::new(),
@@ -207,12 +209,14 @@ impl KvDriver {
                 state: State::Open,
                 first_cause: None,
                 closing: false,
+                stats: ChannelStats::default(),
                 scheduled: None,
                 batch: Vec::new(),
             }),
             spin: parts.spin,
             deadline: parts.deadline,
             pool: parts.pool,
+            peer: parts.peer,
             connection_id: parts.connection_id,
             local_epoch: parts.local_epoch,
             peer_epoch: parts.peer_epoch,
@@ -281,7 +285,7 @@ impl KvDriver {
         mut ready: impl FnMut(&mut Inner, &mut After, Option<&Waker>) -> Option<T>,
     ) -> Poll<T> {
         if !self.spin.is_zero() {
-            let end = Instant::now() + self.spin;
+            let end = later(Instant::now(), self.spin);
             loop {
                 let now = Instant::now();
                 let out = self.locked(|inner, after| {
@@ -308,10 +312,20 @@ impl KvDriver {
 
     pub(crate) fn start_write(&self, request: Box<WriteRequest>, waker: Option<&Waker>) -> Started {
         let started = Instant::now();
-        if let Err(error) = self.check(&request) {
-            return Started::Refused(error, request.source);
-        }
-        self.locked(|inner, after| inner.start_write(self, request, waker, started, after))
+        // Long lists take milliseconds: planned without the lock, so that the channel goes on meanwhile (R9).
+        let checked = self.check(&request).and_then(|()| targets::plan(&request, &self.pool, &self.peer));
+        let planned = started.elapsed();
+        self.locked(|inner, after| {
+            let started = match checked {
+                Ok(plan) => {
+                    let deadline = later(started, request.deadline.unwrap_or(self.deadline));
+                    inner.start_write(request, plan, deadline, waker, (started, planned), after)
+                }
+                Err(error) => Started::Refused(error, request.source),
+            };
+            inner.stats.refused += u64::from(matches!(started, Started::Refused(..)));
+            started
+        })
     }
 
     /// What needs no lock: epochs, pool, positions.
@@ -516,6 +530,10 @@ impl KvDriver {
     pub(crate) fn is_open(&self) -> bool {
         let inner = lock(&self.inner);
         inner.state == State::Open && !inner.closing
+    }
+
+    pub(crate) fn stats(&self) -> ChannelStats {
+        lock(&self.inner).stats
     }
 
     pub(crate) fn reports(&self) -> Vec<super::path::QpReport> {
@@ -763,6 +781,7 @@ impl Inner {
         if let Some(granted) = self.grants.get_mut(&grant)
             && !std::mem::replace(&mut granted.aborted, true)
         {
+            self.stats.aborted += 1;
             self.arrivals.push_back(Err(ArrivalError::Aborted { grant, reason }));
             self.wake(Wait::Arrival, after);
         }
@@ -803,6 +822,7 @@ impl Inner {
                     }
                 }
                 Event::Done { id, outcome, wrs } => {
+                    self.stats.done(outcome);
                     if let Some(entry) = self.writes.get_mut(&id) {
                         entry.outcome = Some(outcome);
                         entry.wrs = wrs;
@@ -823,6 +843,7 @@ impl Inner {
                 }
                 Event::Arrived { transfer, grant, bytes, tag } => {
                     if let Some(Granted { blocks, .. }) = self.grants.remove(&grant) {
+                        self.stats.arrived += 1;
                         self.arrivals.push_back(Ok(Arrival { grant, transfer, tag, bytes, blocks }));
                         self.wake(Wait::Arrival, after);
                     }
@@ -859,10 +880,11 @@ impl Inner {
 
     fn start_write(
         &mut self,
-        driver: &KvDriver,
         request: Box<WriteRequest>,
+        plan: Planned,
+        deadline: Instant,
         waker: Option<&Waker>,
-        started: Instant,
+        (started, planned): (Instant, Duration),
         after: &mut After,
     ) -> Started {
         let refuse = |error, request: Box<WriteRequest>| Started::Refused(error, request.source);
@@ -875,11 +897,6 @@ impl Inner {
             debug_assert!(closed.is_some());
             return refuse(WriteError::Closed { reason }, request);
         };
-        let plan = match targets::plan(&request, &driver.pool, &self.peer) {
-            Ok(plan) => plan,
-            Err(error) => return refuse(error, request),
-        };
-        let planned = started.elapsed();
         let grant = GrantRef {
             id: request.grant.id(),
             owner_epoch: request.grant.owner_epoch(),
@@ -887,13 +904,9 @@ impl Inner {
             max_bytes: plan.granted_bytes,
         };
         let (bytes, descriptors) = (plan.plan.bytes(), plan.plan.descriptors());
-        let write = ProtoWrite {
-            grant,
-            plan: plan.plan,
-            tag: request.tag,
-            deadline: started + request.deadline.unwrap_or(driver.deadline),
-        };
-        match conn.write(write, started) {
+        let write = ProtoWrite { grant, plan: plan.plan, tag: request.tag, deadline };
+        let now = Instant::now();
+        match conn.write(write, now) {
             Ok(id) => {
                 self.writes.insert(
                     id,
@@ -912,7 +925,7 @@ impl Inner {
                         wrs: 0,
                     },
                 );
-                if self.turn(started, after) {
+                if self.turn(now, after) {
                     after.nudge = true;
                 }
                 Started::Running(id)

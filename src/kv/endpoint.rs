@@ -121,9 +121,14 @@ impl KvEndpoint {
     /// # Cancel safety
     /// It does not wait; dropping the future leaves no listener.
     pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
+        self.listen_with(address, BACKLOG).await
+    }
+
+    /// As [`listen`](Self::listen), with room for `backlog` channels that are not accepted yet.
+    async fn listen_with(&self, address: SocketAddr, backlog: usize) -> Result<KvListener, ConnectError> {
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
-        let (sender, channels) = mpsc::channel(BACKLOG);
+        let (sender, channels) = mpsc::channel(backlog);
         let shared = self.shared.clone();
         let task = self.shared.runtime.spawn(accept_all(shared, listener, sender));
         Ok(KvListener { local, channels, task })
@@ -257,9 +262,8 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
                 let (shared, channels) = (shared.clone(), channels.clone());
                 handshakes.spawn(async move {
                     let from = incoming.peer();
-                    match answer(&shared, incoming).await {
-                        // The receiver is gone when the listener was dropped; then so is this channel.
-                        Ok(channel) => drop(channels.send(channel).await),
+                    match answer(&shared, incoming, channels).await {
+                        Ok((channel, place)) => drop(place.send(channel)),
                         Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
                     }
                 });
@@ -272,7 +276,12 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
     }
 }
 
-async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<KvChannel, ConnectError> {
+/// One handshake, and the place among the accepted channels that it has taken.
+async fn answer(
+    shared: &Arc<Shared>,
+    incoming: Incoming<TcpStream>,
+    channels: mpsc::Sender<KvChannel>,
+) -> Result<(KvChannel, mpsc::OwnedPermit<KvChannel>), ConnectError> {
     let offer = incoming.hello(shared.epoch).await?;
     let deadline = offer.deadline();
     let peer = offer.hello.clone();
@@ -282,6 +291,10 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
     if let Err(reject) = setup::peer_pool(&peer) {
         return Err(offer.reject(reject).await);
     }
+    // Before anything is built: whoever does not accept has a bounded number of channels, and the peers wait.
+    let place = deadline.run(Stage::HelloReply, async { Ok(channels.reserve_owned().await) }).await?;
+    // The listener was dropped.
+    let Ok(place) = place else { return Err(ConnectError::Closed { stage: Stage::HelloReply }) };
     let claimed = match Claimed::take(shared, &peer, peer.connection_id, &peer.dead, deadline).await? {
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
@@ -296,7 +309,7 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
     let accepted = offer.accept(&ours).await?;
     let channel = establish(claimed, built, &ours, &peer, &agreed, deadline).await?;
     match accepted.finish().await {
-        Ok(_) => Ok(channel),
+        Ok(_) => Ok((channel, place)),
         Err(error) => {
             channel.kill();
             Err(error)
@@ -411,5 +424,39 @@ impl KvListener {
 impl Drop for KvListener {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::device::SoftConfig;
+    use crate::kv::Layout;
+
+    async fn endpoint(connect: Duration) -> KvEndpoint {
+        let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
+        let pool = KvPool::new(&pd, Layout::contiguous(1, 1, 64).unwrap()).await.unwrap();
+        KvEndpoint::new(pool, KvConfig::default().connect_timeout(connect)).unwrap()
+    }
+
+    /// Whoever does not accept keeps a bounded number of channels: peers beyond wait, and then give up.
+    #[tokio::test]
+    async fn b1_channels_that_nobody_accepts_are_bounded() {
+        let long = Duration::from_secs(60);
+        let server = endpoint(long).await;
+        let mut listener = server.listen_with("127.0.0.1:0".parse().unwrap(), 2).await.unwrap();
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            let client = endpoint(long).await;
+            kept.push(client.connect(listener.local_addr()).await.unwrap());
+        }
+        let error =
+            endpoint(Duration::from_millis(300)).await.connect(listener.local_addr()).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Timeout { stage: Stage::HelloReply, .. }), "{error:?}");
+        // One is taken: one more comes in.
+        listener.accept().await.unwrap();
+        kept.push(endpoint(long).await.connect(listener.local_addr()).await.unwrap());
     }
 }

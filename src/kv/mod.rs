@@ -42,6 +42,7 @@ mod pool;
 pub(crate) mod proto;
 mod queues;
 mod setup;
+mod stats;
 mod targets;
 mod write;
 
@@ -59,6 +60,7 @@ pub use layout::{Dtype, Layout, LayoutError};
 pub use path::{PathReport, QpReport};
 pub use pool::{Blocks, KvPool, PoolAccess, PoolError};
 pub use proto::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
+pub use stats::ChannelStats;
 pub use write::{Landed, Write, WriteError, WriteRequest};
 
 /// Locks. A panic while it was held has left nothing half-done that the next holder could not bear.

@@ -7,6 +7,7 @@
 //!
 //! What must outlive a connection, its ledger, is kept here between two connections of the same two epochs (K2).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -112,6 +113,8 @@ impl Peers {
         let entry = state.peer(self.epoch, peer);
         match &entry.link {
             Link::Claimed(kept) if *kept != connection => return Answer::Taken(*kept),
+            // A handshake that came twice (B3): the first has become a channel, which stays.
+            Link::Live { connection: kept, .. } if *kept == connection => return Answer::Taken(connection),
             Link::Live { channel, .. } => {
                 let channel = channel.upgrade();
                 drop(state);
@@ -189,14 +192,18 @@ impl State {
             .or_insert_with(|| Peer { ledger: Some(Ledger::new(epoch, peer)), link: Link::None })
     }
 
+    /// Ends the link, if it is this connection's. A peer with which nothing was ever exchanged is forgotten, so that
+    /// callers under ever new epochs take no memory (B4).
     fn unlink(&mut self, peer: u64, connection: u64) {
-        if let Some(entry) = self.by_epoch.get_mut(&peer) {
-            match &entry.link {
-                Link::Claimed(own) | Link::Live { connection: own, .. } if *own == connection => {
-                    entry.link = Link::None;
-                }
-                _ => {}
+        let Entry::Occupied(mut entry) = self.by_epoch.entry(peer) else { return };
+        match &entry.get().link {
+            Link::Claimed(own) | Link::Live { connection: own, .. } if *own == connection => {
+                entry.get_mut().link = Link::None;
             }
+            _ => {}
+        }
+        if matches!(entry.get(), Peer { ledger: Some(ledger), link: Link::None } if ledger.is_untouched()) {
+            entry.remove();
         }
     }
 }
@@ -227,6 +234,36 @@ mod tests {
         assert_eq!(peers.claim(1, 0xb, &[]), Answer::Taken(0xa));
         peers.release(1, 0xa);
         assert_eq!(peers.claim(1, 0xb, &[]), Answer::Yes(()));
+    }
+
+    /// CASES 24: a duplicate hello changes nothing, on the side that decides and on the other.
+    #[test]
+    fn b3_a_handshake_that_comes_twice_leaves_the_first_alone() {
+        for own in [1, 3] {
+            let peers = Peers::new(own);
+            let claim = || peers.claim(2, 0xa, &[]);
+            assert_eq!(claim(), Answer::Yes(()));
+            let Answer::Yes(ledger) = peers.commit(2, 0xa) else { panic!("no ledger") };
+            lock(&peers.state).peer(own, 2).link = Link::Live { connection: 0xa, channel: Weak::new() };
+            assert!(matches!(peers.commit(2, 0xa), Answer::Taken(0xa)));
+            assert!(matches!(lock(&peers.state).by_epoch[&2].link, Link::Live { connection: 0xa, .. }));
+            peers.ended(2, 0xa, ledger);
+        }
+    }
+
+    #[test]
+    fn b4_peers_with_which_nothing_was_exchanged_are_forgotten() {
+        let peers = Peers::new(u64::MAX);
+        for peer in 0..100 {
+            assert_eq!(peers.claim(peer, peer, &[]), Answer::Yes(()));
+            if peer % 2 == 0 {
+                let Answer::Yes(ledger) = peers.commit(peer, peer) else { panic!("no ledger") };
+                peers.ended(peer, peer, ledger);
+            } else {
+                peers.release(peer, peer);
+            }
+        }
+        assert!(lock(&peers.state).by_epoch.is_empty());
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::completion::Completion;
 use super::gate::Gate;
 use super::qp_core::{QpCore, settle};
 use super::state::{Effects, Ring};
+use crate::clock::later;
 use crate::device::Device;
 use crate::error::{DeviceError, OpError};
 use crate::memory::AnySlice;
@@ -248,7 +249,7 @@ impl CqCore {
         if self.spin.is_zero() {
             return false;
         }
-        let until = Instant::now() + self.spin;
+        let until = later(Instant::now(), self.spin);
         loop {
             if let Some(poller) = self.poller.try_lock() {
                 self.slice(poller, false);

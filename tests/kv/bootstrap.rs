@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
 use landfall::connect::{ConnectError, Fault};
 use landfall::device::Profile;
 use landfall::kv::{KvChannel, KvConfig, Layout, WriteRequest};
@@ -36,6 +39,53 @@ async fn b3_both_dial_at_once(profile: Profile) {
         let again = a.connect(to_b.local_addr()).await.unwrap();
         assert!(again.same(&ab));
         check(&ab, &ba, round + 2000).await;
+    }
+}
+
+/// CASES 24: what a client has said comes a second time, from elsewhere: the established channel stays as it is.
+#[tokio::test]
+async fn b3_a_duplicate_hello_leaves_the_channel_alone() {
+    // Either side may be the one that decides for the pair: by chance, so several times.
+    for round in 0..8 {
+        let a = endpoint(Profile::Default, layout(1, 4, 500), config()).await;
+        let b = endpoint(Profile::Default, layout(1, 4, 500), config()).await;
+        let mut listener = b.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let server = listener.local_addr();
+        // Between them: passes everything on, and keeps what the client says.
+        let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = between.local_addr().unwrap();
+        let relay = tokio::spawn(async move {
+            let (mut client, _) = between.accept().await.unwrap();
+            let mut server = TcpStream::connect(server).await.unwrap();
+            let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+                (client.split(), server.split());
+            let mut said = Vec::new();
+            let there = async {
+                let mut bytes = [0; 4096];
+                while let Ok(n @ 1..) = from_client.read(&mut bytes).await {
+                    said.extend_from_slice(&bytes[..n]);
+                    to_server.write_all(&bytes[..n]).await.unwrap();
+                }
+            };
+            let back = async {
+                let _ = tokio::io::copy(&mut from_server, &mut to_client).await;
+                let _ = to_client.shutdown().await;
+            };
+            tokio::join!(there, back);
+            said
+        });
+        let (ab, ba) = tokio::try_join!(a.connect(address), listener.accept()).unwrap();
+        check(&ab, &ba, round).await;
+        let said = relay.await.unwrap();
+        for _ in 0..2 {
+            let mut again = TcpStream::connect(server).await.unwrap();
+            again.write_all(&said).await.unwrap();
+            again.shutdown().await.unwrap();
+            // The server answers what it likes, and ends the connection.
+            let _ = tokio::time::timeout(PATIENCE, again.read_to_end(&mut Vec::new())).await.unwrap();
+        }
+        check(&ab, &ba, round + 100).await;
+        check(&ba, &ab, round + 200).await;
     }
 }
 
@@ -84,6 +134,10 @@ async fn b1_profiles_that_differ_fit_or_are_refused_at_the_handshake() {
             let (sender, receiver) = tokio::try_join!(dial, listener.accept()).unwrap();
             check(&sender, &receiver, 1).await;
             check(&receiver, &sender, 2).await;
+            // CASES 43: 1024 on both sides as soon as one of them has that.
+            let tiny = [a, b].contains(&Profile::Tiny);
+            let mtu = if tiny { 1024 } else { 4096 };
+            assert_eq!((sender.path().mtu, receiver.path().mtu), (mtu, mtu), "{a} to {b}");
         } else {
             let error = dial.await.unwrap_err();
             assert!(error.to_string().contains("unordered"), "{a} to {b}: {error}");

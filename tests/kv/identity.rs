@@ -36,6 +36,10 @@ async fn k6_a_grant_is_used_once(profile: Profile) {
     let copy = landfall::kv::Grant::from_bytes(&grant.to_bytes()).unwrap();
     let (refused, _) = sender.write(WriteRequest::new(&copy, source)).await;
     assert!(matches!(refused, Err(WriteError::StaleGrant { .. })), "{refused:?}");
+    let stats = sender.stats();
+    assert_eq!((stats.landed, stats.refused, stats.not_delivered), (1, 2, 0));
+    receiver.next_arrival().await.unwrap();
+    assert_eq!(receiver.stats().arrived, 1);
 }
 
 async fn k6_grants_of_another_life_are_refused(profile: Profile) {
@@ -94,7 +98,7 @@ async fn r10_positions_out_of_range_are_refused(profile: Profile) {
     assert!(matches!(refused, Err(WriteError::OutOfRange { .. })), "{refused:?}");
     let (refused, source) = bad(&[(0, 1), (1, 1)], source).await;
     assert!(matches!(refused, Err(WriteError::Duplicate { position: 1 })), "{refused:?}");
-    assert_eq!(posted(&sender), 0);
+    assert_eq!((posted(&sender), sender.stats().refused), (0, 4));
     // None of these has used the grant up.
     let (landed, _) = bad(&[(3, 0), (0, 3)], source).await;
     assert_eq!(landed.unwrap().descriptors, 2);

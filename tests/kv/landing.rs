@@ -13,6 +13,7 @@ on_every_profile!(
     k7_both_directions_at_once,
     k7_messages_that_nobody_takes_hold_the_sender_back,
     k8_sizes_around_every_limit,
+    k8_one_byte_above_the_limit_is_two_work_requests_and_one_arrival,
     k8_blocks_are_coalesced,
     r4_more_blocks_than_any_queue_holds,
     r9_every_count_of_writes_completes,
@@ -156,6 +157,25 @@ async fn k8_sizes_around_every_limit(profile: Profile) {
         assert_eq!(landed.unwrap().bytes, 2 * bytes);
         let arrival = receiver.next_arrival().await.unwrap();
         assert_eq!(wrong(arrival.blocks(), bytes, |p| p), 0, "{bytes} bytes");
+    }
+}
+
+/// CASES 43: a message of the limit is one work request, one byte more are two, and either is one arrival.
+async fn k8_one_byte_above_the_limit_is_two_work_requests_and_one_arrival(profile: Profile) {
+    // `tiny` has a limit of its own, below what is asked for here.
+    let limit: u32 = if profile == Profile::Tiny { 64 << 10 } else { 1 << 20 };
+    let config = KvConfig::default().max_write(1 << 20);
+    for (bytes, wrs) in [(u64::from(limit), 1), (u64::from(limit) + 1, 2)] {
+        let Pair { sender, receiver, .. } =
+            pair_with(profile, layout(1, 1, bytes), config.clone(), config.clone()).await;
+        let mut source = sender.pool().try_alloc(1).unwrap();
+        fill(&mut source, bytes);
+        let grant = receiver.grant(receiver.pool().try_alloc(1).unwrap()).unwrap();
+        let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
+        assert_eq!(landed.unwrap().wrs, wrs);
+        assert_eq!(wrong(receiver.next_arrival().await.unwrap().blocks(), bytes, |p| p), 0);
+        sender.close().await.unwrap();
+        assert!(matches!(receiver.next_arrival().await, Err(ArrivalError::Closed { .. })));
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! A test is written once and runs under each profile: see `on_every_profile`.
 
+mod arguments;
 mod bootstrap;
 mod common;
 mod failure;

@@ -30,6 +30,9 @@ pub(crate) const MAX_SLOTS: u16 = 4096;
 /// Send queue entries of each queue pair that data leaves to control. The send queue must hold more than that.
 pub(crate) const SQ_RESERVE: usize = 4;
 
+/// The most that the peer's time-out and the grace of an abort may be: sums of them stay within the clock.
+pub(crate) const DAY: Duration = Duration::from_secs(86_400);
+
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     /// Queue pairs, numbered alike on both sides: 1 to 64.
@@ -106,8 +109,7 @@ impl Config {
                 "above 0 and below peer_timeout",
             );
         }
-        let day = Duration::from_secs(86_400);
-        if self.peer_timeout > day || self.abort_grace > day {
+        if self.peer_timeout > DAY || self.abort_grace > DAY {
             return fail("peer_timeout or abort_grace (s)", self.peer_timeout.as_secs(), "at most a day");
         }
         if self.abort_grace.is_zero() {

@@ -79,6 +79,11 @@ impl Ledger {
         self
     }
 
+    /// Nothing has been written or granted: a new ledger would do as well.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.tx.next == 0 && self.tx.used.ranges() == 0 && self.rx.next_grant == 0
+    }
+
     /// Transfers that are still in doubt; a reconnect resolves them.
     pub(crate) fn in_doubt(&self) -> impl Iterator<Item = u64> {
         self.tx.in_doubt.keys().copied()

@@ -1,0 +1,33 @@
+//! What became of a channel's transfers, in numbers.
+
+use serde::Serialize;
+
+use super::proto::Outcome;
+
+/// Counts of a channel, from its beginning. For whoever operates it: none of them is needed to use it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct ChannelStats {
+    /// Writes that were refused with nothing posted: a stale grant, a position out of range, a closed channel.
+    pub refused: u64,
+    /// Writes of ours that have landed.
+    pub landed: u64,
+    /// Writes of ours that were not delivered.
+    pub not_delivered: u64,
+    /// Writes of ours that were in doubt when the channel ended.
+    pub in_doubt: u64,
+    /// Transfers of the peer that have arrived.
+    pub arrived: u64,
+    /// Grants of ours whose arrival ended without.
+    pub aborted: u64,
+}
+
+impl ChannelStats {
+    pub(super) fn done(&mut self, outcome: Outcome) {
+        *match outcome {
+            Outcome::Landed => &mut self.landed,
+            Outcome::NotDelivered(_) => &mut self.not_delivered,
+            Outcome::InDoubt(_) => &mut self.in_doubt,
+        } += 1;
+    }
+}
