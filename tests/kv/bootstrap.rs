@@ -197,8 +197,10 @@ fn r9_a_peer_that_never_answers_is_a_timeout_and_blocks_nobody() {
     });
 }
 
-fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
+/// Descriptors and mappings of this process: a queue pair has the former, a memory region the latter.
+fn held() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    (std::fs::read_dir("/proc/self/fd").unwrap().count(), maps.lines().count())
 }
 
 /// CASES 34: failed connects. In a process of its own, so that other tests do not change the count.
@@ -214,21 +216,41 @@ fn b4_failed_connects() {
         let a = endpoint(Profile::Default, layout(1, 4, 500), config()).await;
         let b = endpoint(Profile::Default, layout(1, 4, 600), config()).await;
         let listener = b.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let mut level = 0;
+        let c = endpoint(Profile::Default, layout(1, 4, 500), config()).await;
+        let mut good = c.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let good_address = good.local_addr();
+        let accepting = tokio::spawn(async move { while good.accept().await.is_ok() {} });
+        let mut level = (0, 0);
         for n in 0..300 {
-            let target = if n % 2 == 0 { refused } else { listener.local_addr() };
-            assert!(a.connect(target).await.is_err());
+            match n % 3 {
+                0 => assert!(a.connect(refused).await.is_err()),
+                // Refused for its layout.
+                1 => assert!(a.connect(listener.local_addr()).await.is_err()),
+                // Given up in the middle, as when its caller is killed.
+                _ => {
+                    let dial = a.connect(good_address);
+                    tokio::pin!(dial);
+                    for _ in 0..n / 3 {
+                        tokio::select! {
+                            biased;
+                            channel = &mut dial => { channel.unwrap().kill(); break }
+                            () = tokio::task::yield_now() => {}
+                        }
+                    }
+                }
+            }
             // What the first ones have started for good (the runtime's own) is part of the level.
             if n == 20 {
-                level = open_descriptors();
+                level = held();
             }
         }
         let settled = tokio::time::timeout(PATIENCE, async {
-            while open_descriptors() > level {
+            while held().0 > level.0 || held().1 > level.1 + 8 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         });
-        assert!(settled.await.is_ok(), "{} descriptors, {level} before", open_descriptors());
+        assert!(settled.await.is_ok(), "{:?} descriptors and mappings, {level:?} before", held());
+        accepting.abort();
     });
 }
 

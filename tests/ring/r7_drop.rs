@@ -28,7 +28,7 @@ fn r7_everything_is_dropped_in_every_order_with_work_in_flight() {
         let profile = Profile::ALL[round % Profile::ALL.len()];
         run(round % 2 == 0, async {
             let Pair { a, b } = Pair::new(profile, 1000).await;
-            let n = depth(profile, 1000) as usize / 4;
+            let n = depth(profile, 1000) as usize;
             let region = b.exposed(4096).await;
             let source = a.exposed(4096).await;
             let remote = region.remote().whole();
