@@ -1,8 +1,5 @@
 //! Random numbers of the kernel: epochs, connection ids, packet sequence numbers (B2).
 
-// The channel is the consumer: remove this with it.
-#![allow(dead_code)]
-
 use std::io;
 
 /// 64 random bits.
@@ -25,6 +22,7 @@ pub(crate) fn random_u64() -> io::Result<u64> {
 
 /// A first packet sequence number: 24 random bits. Reused numbers would let packets of an earlier connection of
 /// the same queue pair number pass for new ones.
+#[allow(dead_code)] // The verbs provider is the consumer: remove this with it.
 pub(crate) fn random_psn() -> io::Result<u32> {
     Ok((random_u64()? & 0x00ff_ffff) as u32)
 }

@@ -161,13 +161,11 @@ impl Device {
         Ok(ProtectionDomain::new(self.clone(), self.inner.provider.alloc_pd()?))
     }
 
-    #[allow(dead_code)] // Consumer: completion_queue.
     pub(crate) fn provider(&self) -> &provider::Device {
         &self.inner.provider
     }
 
     /// Whether two handles are of the same opened device.
-    #[allow(dead_code)] // Consumer: queue_pair (ForeignResource).
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }

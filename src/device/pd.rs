@@ -32,7 +32,6 @@ impl ProtectionDomain {
         &self.inner.device
     }
 
-    #[allow(dead_code)] // Consumer: queue_pair.
     pub(crate) fn provider(&self) -> &provider::Pd {
         &self.inner.pd
     }

@@ -131,7 +131,7 @@ impl Mapping {
     }
 
     /// The sealed memfd behind this memory, where there is one.
-    #[allow(dead_code)] // Consumer: the shared-memory transport.
+    #[allow(dead_code)] // For the shared-memory transport; so far a test looks at its seals.
     pub(crate) fn memfd_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.backing {
             Backing::Mapped { memfd: Some(fd), .. } => Some(fd.as_fd()),

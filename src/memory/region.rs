@@ -43,8 +43,6 @@ pub(crate) struct MrInner {
     pub(super) mapping: Arc<Mapping>,
     pub(super) offset: u64,
     pub(super) len: u64,
-    #[allow(dead_code)] // Consumer: the ring's checks (R10).
-    pub(super) access: AccessFlags,
 }
 
 impl MrInner {
@@ -76,7 +74,7 @@ impl<K: Kind> Region<K> {
         let len = mapping.len();
         let mr = pd.reg_mr(mapping.clone(), 0, len, access)?;
         Ok(Self {
-            inner: Arc::new(MrInner { mr, pd: pd.clone(), mapping, offset: 0, len, access }),
+            inner: Arc::new(MrInner { mr, pd: pd.clone(), mapping, offset: 0, len }),
             kind: PhantomData,
         })
     }
@@ -95,7 +93,7 @@ impl<K: Kind> Region<K> {
         while offset < mapping.len() {
             let len = piece.min(mapping.len() - offset);
             let mr = pd.reg_mr(mapping.clone(), offset, len, access)?;
-            let inner = MrInner { mr, pd: pd.clone(), mapping: mapping.clone(), offset, len, access };
+            let inner = MrInner { mr, pd: pd.clone(), mapping: mapping.clone(), offset, len };
             regions.push(Self { inner: Arc::new(inner), kind: PhantomData });
             offset += len;
         }

@@ -119,13 +119,11 @@ pub use state::CqStats;
 pub(crate) use cause::FirstCause;
 pub(crate) use cq_core::CqCore;
 pub(crate) use qp_core::{QpCore, Side};
-#[allow(unused_imports)] // Consumer: kv.
 pub(crate) use send_queue::SendQueue;
 #[cfg(test)]
 pub(crate) use slots::{Owner, Wr, WrKind};
 pub(crate) use state::{HalfId, NoEntries, Tie};
 pub(crate) use wr_id::next_qp_generation;
-#[allow(unused_imports)] // Consumer: kv.
 pub(crate) use wr_id::{Key, WrId};
 
 /// Entries of a completion queue that a work request id can tell apart.

@@ -37,7 +37,6 @@ struct Entry<T> {
     token: Option<T>,
 }
 
-#[allow(dead_code)] // Consumer: kv.
 impl<T: Copy> SendQueue<T> {
     /// A queue of `depth` requests, at least 1 and at most 2^22. An unordered queue signals every request.
     pub(crate) fn new(depth: u32, ordered: bool, all_signaled: bool) -> Self {
@@ -62,6 +61,7 @@ impl<T: Copy> SendQueue<T> {
         self.depth() - self.outstanding
     }
 
+    #[cfg(test)]
     pub(crate) fn outstanding(&self) -> u32 {
         self.outstanding
     }

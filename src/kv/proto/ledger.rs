@@ -96,6 +96,7 @@ impl Ledger {
 
     /// Grants that have been issued and neither used up nor freed. When this ledger is dropped instead of being
     /// used for a reconnect, and the queue pairs are destroyed, their blocks are free.
+    #[cfg(test)]
     pub(crate) fn open_grants(&self) -> impl Iterator<Item = u64> {
         self.rx.grants.keys().copied()
     }

@@ -34,8 +34,6 @@
 //!   `connection_lost` are called. (A completion queue that serves all queue pairs keeps that order by itself.)
 //! - After [`Event::Lost`]: queue pairs to ERR, all flushes handed in, queue pairs destroyed, then
 //!   [`Connection::fenced`]. Only then may the ledger start the next connection.
-// The consumer is `kv::channel`; until it is there, much of this is unused.
-#![allow(dead_code)]
 
 mod config;
 mod control;
@@ -137,6 +135,7 @@ pub(crate) struct Connection {
 }
 
 /// Counts that a connection keeps.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stats {
     /// Writes and messages that were refused before anything was posted.
@@ -418,6 +417,7 @@ impl Connection {
         }
     }
 
+    #[cfg(test)]
     pub(crate) fn stats(&self) -> Stats {
         Stats {
             refused: self.refused,

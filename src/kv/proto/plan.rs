@@ -248,6 +248,7 @@ impl Plan {
     }
 
     /// Runs of blocks, each 12 bytes of metadata.
+    #[cfg(test)]
     pub(crate) fn runs(&self) -> usize {
         self.runs.len()
     }

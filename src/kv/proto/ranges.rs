@@ -93,6 +93,7 @@ impl RangeSet {
     }
 
     /// The watermark.
+    #[cfg(test)]
     pub(super) fn floor(&self) -> u64 {
         self.floor
     }
