@@ -248,7 +248,8 @@ impl CqCore {
         if self.spin.is_zero() {
             return false;
         }
-        let until = Instant::now() + self.spin;
+        // `None`: a budget beyond the clock.
+        let until = Instant::now().checked_add(self.spin);
         loop {
             if let Some(poller) = self.poller.try_lock() {
                 self.slice(poller, false);
@@ -257,7 +258,7 @@ impl CqCore {
                 self.rearm();
                 return true;
             }
-            if Instant::now() >= until {
+            if until.is_some_and(|until| Instant::now() >= until) {
                 break;
             }
             std::hint::spin_loop();
