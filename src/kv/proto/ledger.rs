@@ -79,6 +79,21 @@ impl Ledger {
         self
     }
 
+    /// Nothing that a later connection would have to know: it may begin with a new one.
+    pub(crate) fn is_blank(&self) -> bool {
+        let (tx, rx) = (&self.tx, &self.rx);
+        tx.next == 0
+            && tx.used.is_empty()
+            && rx.next_grant == 0
+            && rx.finished.is_empty()
+            && rx.resolved_below == 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn mark_used(&mut self) {
+        self.tx.next += 1;
+    }
+
     /// Transfers that are still in doubt; a reconnect resolves them.
     pub(crate) fn in_doubt(&self) -> impl Iterator<Item = u64> {
         self.tx.in_doubt.keys().copied()
