@@ -121,9 +121,13 @@ impl KvEndpoint {
     /// # Cancel safety
     /// It does not wait; dropping the future leaves no listener.
     pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
+        self.listen_with(address, BACKLOG).await
+    }
+
+    async fn listen_with(&self, address: SocketAddr, backlog: usize) -> Result<KvListener, ConnectError> {
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
-        let (sender, channels) = mpsc::channel(BACKLOG);
+        let (sender, channels) = mpsc::channel(backlog);
         let shared = self.shared.clone();
         let task = self.shared.runtime.spawn(accept_all(shared, listener, sender));
         Ok(KvListener { local, channels, task })
@@ -257,9 +261,9 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
                 let (shared, channels) = (shared.clone(), channels.clone());
                 handshakes.spawn(async move {
                     let from = incoming.peer();
-                    match answer(&shared, incoming).await {
+                    match answer(&shared, incoming, channels).await {
                         // The receiver is gone when the listener was dropped; then so is this channel.
-                        Ok(channel) => drop(channels.send(channel).await),
+                        Ok((channel, place)) => drop(place.send(channel)),
                         Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
                     }
                 });
@@ -272,7 +276,11 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
     }
 }
 
-async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<KvChannel, ConnectError> {
+async fn answer(
+    shared: &Arc<Shared>,
+    incoming: Incoming<TcpStream>,
+    channels: mpsc::Sender<KvChannel>,
+) -> Result<(KvChannel, mpsc::OwnedPermit<KvChannel>), ConnectError> {
     let offer = incoming.hello(shared.epoch).await?;
     let deadline = offer.deadline();
     let peer = offer.hello.clone();
@@ -282,6 +290,11 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
     if let Err(reject) = setup::peer_pool(&peer) {
         return Err(offer.reject(reject).await);
     }
+    // A place among the channels that wait to be accepted, before anything is built: peers that nobody accepts take up no
+    // queue pairs without end.
+    let room =
+        async { channels.reserve_owned().await.map_err(|_| ConnectError::Closed { stage: Stage::Listen }) };
+    let place = deadline.run(Stage::Listen, room).await?;
     let claimed = match Claimed::take(shared, &peer, peer.connection_id, &peer.dead, deadline).await? {
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
@@ -296,7 +309,7 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
     let accepted = offer.accept(&ours).await?;
     let channel = establish(claimed, built, &ours, &peer, &agreed, deadline).await?;
     match accepted.finish().await {
-        Ok(_) => Ok(channel),
+        Ok(_) => Ok((channel, place)),
         Err(error) => {
             channel.kill();
             Err(error)
@@ -411,5 +424,37 @@ impl KvListener {
 impl Drop for KvListener {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::device::SoftConfig;
+    use crate::kv::Layout;
+
+    async fn endpoint(config: KvConfig) -> KvEndpoint {
+        let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
+        KvEndpoint::new(KvPool::new(&pd, Layout::contiguous(1, 4, 4096).unwrap()).await.unwrap(), config)
+            .unwrap()
+    }
+
+    #[tokio::test]
+    async fn b1_handshakes_beyond_the_backlog_build_nothing_until_there_is_room() {
+        let server = endpoint(KvConfig::default()).await;
+        let mut listener = server.listen_with("127.0.0.1:0".parse().unwrap(), 2).await.unwrap();
+        let mut channels = Vec::new();
+        for _ in 0..2 {
+            channels.push(endpoint(KvConfig::default()).await.connect(listener.local_addr()).await.unwrap());
+        }
+        let hasty = endpoint(KvConfig::default().connect_timeout(Duration::from_millis(300))).await;
+        assert!(hasty.connect(listener.local_addr()).await.is_err(), "nobody has accepted the first two");
+        assert_eq!(server.shared.peers.len(), 2, "the third one has cost something");
+        let patient = endpoint(KvConfig::default()).await;
+        let (connected, accepted) = tokio::join!(patient.connect(listener.local_addr()), listener.accept());
+        accepted.unwrap();
+        connected.unwrap();
     }
 }
