@@ -10,6 +10,8 @@ pub(crate) const MAX_QPS: usize = 64;
 /// Room that a control message has: an abort or a header that counts [`MAX_QPS`] queue pairs fits.
 pub(crate) const CONTROL_BYTES: usize = 1024;
 
+const DAY: Duration = Duration::from_secs(86_400);
+
 /// Configuration of the channels of a [`KvEndpoint`](super::KvEndpoint). Both ends have their own; what must agree is
 /// settled by the handshake. Values are checked by [`KvEndpoint::new`](super::KvEndpoint::new), which names what is wrong.
 #[derive(Clone, Debug)]
@@ -76,14 +78,14 @@ impl KvConfig {
         self
     }
 
-    /// Silence after which the peer counts as lost. At least twice this side's heartbeat. Default 5 s.
+    /// Silence after which the peer counts as lost. At least twice this side's heartbeat, at most a day. Default 5 s.
     pub fn peer_timeout(mut self, after: Duration) -> Self {
         self.peer_timeout = after;
         self
     }
 
     /// How long an aborted write may take to come to rest before its queue pairs are killed, so that its blocks come
-    /// back, which ends the channel. Default 500 ms.
+    /// back, which ends the channel. At most a day. Default 500 ms.
     pub fn abort_grace(mut self, grace: Duration) -> Self {
         self.abort_grace = grace;
         self
@@ -139,7 +141,18 @@ impl KvConfig {
                 return bad(what, "0".to_owned(), "a duration above zero");
             }
         }
-        if self.peer_timeout < self.heartbeat * 2 {
+        for (what, value) in
+            [("KvConfig::peer_timeout", self.peer_timeout), ("KvConfig::abort_grace", self.abort_grace)]
+        {
+            if value > DAY {
+                return bad(
+                    what,
+                    format!("{value:?}"),
+                    "at most a day: nothing may wait for ever on a dead peer",
+                );
+            }
+        }
+        if self.peer_timeout < self.heartbeat.saturating_mul(2) {
             return bad(
                 "KvConfig::peer_timeout",
                 format!("{:?}", self.peer_timeout),

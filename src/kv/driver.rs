@@ -23,7 +23,8 @@ use super::proto::{
 };
 use super::proto::{TransferId, WriteRequest as ProtoWrite};
 use super::queues::{Outbox, Queue};
-use super::targets::{self, PeerPool};
+use super::targets::{self, PeerPool, Planned};
+use super::waiting::{Place, Wait, Waiting};
 use super::write::{Landed, Started, WriteError, WriteRequest};
 use crate::provider::{Armed, Cq, Cqe, WcOpcode, WcStatus};
 use crate::reactor::{Drive, DriverHandle, Step};
@@ -36,6 +37,8 @@ const POLLS: usize = 8;
 /// How long flushed work requests may take to come back after the queue pairs were put in the error state. Drivers
 /// flush at once; a queue pair that has not by then is destroyed all the same, which frees its buffers too.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+/// Deadlines beyond it are none: later times may be more than the clock has.
+const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// A connected channel's working parts.
 pub(crate) struct KvDriver {
@@ -43,6 +46,7 @@ pub(crate) struct KvDriver {
     spin: Duration,
     deadline: Duration,
     pool: KvPool,
+    peer: PeerPool,
     connection_id: u64,
     local_epoch: u64,
     peer_epoch: u64,
@@ -60,15 +64,13 @@ struct Inner {
     queues: Vec<Queue>,
     cq: Cq,
     cqes: Box<[Cqe; BATCH]>,
-    peer: PeerPool,
     writes: HashMap<TransferId, WriteEntry>,
     grants: HashMap<u64, Blocks>,
     arrivals: VecDeque<Result<Arrival, ArrivalError>>,
     messages: VecDeque<Vec<u8>>,
     /// Transfers of earlier connections that were in doubt, and what became of them.
     doubts: HashMap<TransferId, Option<Resolution>>,
-    /// Waiting for an arrival, a message, a free transfer slot or message room, the end, a resolution.
-    waiting: [Vec<Waker>; WAITS],
+    waiting: Waiting,
     state: State,
     /// The device's own words on the failure that came first (R6).
     first_cause: Option<String>,
@@ -77,16 +79,6 @@ struct Inner {
     scheduled: Option<Instant>,
     batch: Vec<u8>,
 }
-
-#[derive(Clone, Copy)]
-enum Wait {
-    Arrival,
-    Message,
-    Room,
-    End,
-    Resolution,
-}
-const WAITS: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -122,6 +114,8 @@ struct WriteEntry {
 #[derive(Default)]
 struct After {
     wakers: Vec<Waker>,
+    /// Wakers that were replaced or are not needed any more: only dropped, which is the user's code too.
+    replaced: Vec<Waker>,
     blocks: Vec<Blocks>,
     sources: Vec<Arc<Blocks>>,
     ledger: Option<Ledger>,
@@ -189,13 +183,12 @@ impl KvDriver {
                 queues: parts.queues,
                 cq: parts.cq,
                 cqes: Box::new([Cqe::default(); BATCH]),
-                peer: parts.peer,
                 writes: HashMap::new(),
                 grants: HashMap::new(),
                 arrivals: VecDeque::new(),
                 messages: VecDeque::new(),
                 doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
-                waiting: Default::default(),
+                waiting: Waiting::default(),
                 state: State::Open,
                 first_cause: None,
                 closing: false,
@@ -205,6 +198,7 @@ impl KvDriver {
             spin: parts.spin,
             deadline: parts.deadline,
             pool: parts.pool,
+            peer: parts.peer,
             connection_id: parts.connection_id,
             local_epoch: parts.local_epoch,
             peer_epoch: parts.peer_epoch,
@@ -249,17 +243,20 @@ impl KvDriver {
             }
             out
         };
-        let After { wakers, blocks, sources, ledger, nudge } = after;
+        let After { wakers, replaced, blocks, sources, ledger, nudge } = after;
         if nudge {
             self.nudge();
         }
-        wakers.into_iter().for_each(Waker::wake);
-        drop((blocks, sources));
-        if let Some(ledger) = ledger
-            && let Some(on_end) = lock(&self.on_end).take()
-        {
-            on_end(ledger);
+        // What must not be lost comes before what is the user's code. Who is woken finds the blocks in their pool.
+        if let Some(ledger) = ledger {
+            let on_end = lock(&self.on_end).take();
+            if let Some(on_end) = on_end {
+                on_end(ledger);
+            }
         }
+        drop((blocks, sources));
+        wakers.into_iter().for_each(Waker::wake);
+        drop(replaced);
         out
     }
 
@@ -273,7 +270,8 @@ impl KvDriver {
         mut ready: impl FnMut(&mut Inner, &mut After, Option<&Waker>) -> Option<T>,
     ) -> Poll<T> {
         if !self.spin.is_zero() {
-            let end = Instant::now() + self.spin;
+            // `None`: a budget beyond the clock.
+            let end = Instant::now().checked_add(self.spin);
             loop {
                 let now = Instant::now();
                 let out = self.locked(|inner, after| {
@@ -286,7 +284,7 @@ impl KvDriver {
                 if let Some(out) = out {
                     return Poll::Ready(out);
                 }
-                if now >= end {
+                if end.is_some_and(|end| now >= end) {
                     break;
                 }
                 std::hint::spin_loop();
@@ -298,12 +296,23 @@ impl KvDriver {
         }
     }
 
-    pub(crate) fn start_write(&self, request: Box<WriteRequest>, waker: Option<&Waker>) -> Started {
+    /// Starts a write. `waiter` is told when there is room, if there is none.
+    pub(super) fn start_write(
+        &self,
+        request: Box<WriteRequest>,
+        waiter: Option<(&Waker, &mut Place)>,
+    ) -> Started {
         let started = Instant::now();
         if let Err(error) = self.check(&request) {
             return Started::Refused(error, request.source);
         }
-        self.locked(|inner, after| inner.start_write(self, request, waker, started, after))
+        // Before the lock is taken: planning 200,000 descriptors takes milliseconds, in which the channel goes on.
+        let planned = match targets::plan(&request, &self.pool, &self.peer) {
+            Ok(planned) => planned,
+            Err(error) => return Started::Refused(error, request.source),
+        };
+        let deadline = started + request.deadline.unwrap_or(self.deadline).min(FOREVER);
+        self.locked(|inner, after| inner.start_write(request, planned, deadline, waiter, started, after))
     }
 
     /// What needs no lock: epochs, pool, positions.
@@ -329,7 +338,7 @@ impl KvDriver {
         id: TransferId,
         waker: &Waker,
     ) -> Poll<(Result<Landed, WriteError>, Arc<Blocks>)> {
-        self.wait(&Context::from_waker(waker), |inner, _, waker| inner.take_write(id, waker))
+        self.wait(&Context::from_waker(waker), |inner, after, waker| inner.take_write(id, waker, after))
     }
 
     /// The future of a write was dropped.
@@ -338,7 +347,7 @@ impl KvDriver {
         self.locked(|inner, after| {
             let Some(entry) = inner.writes.get_mut(&id) else { return };
             entry.detached = true;
-            entry.waker = None;
+            after.replaced.extend(entry.waker.take());
             if entry.outcome.is_none()
                 && let Some(conn) = &mut inner.conn
             {
@@ -353,7 +362,7 @@ impl KvDriver {
         self.locked(|inner, after| {
             if let Some(entry) = inner.writes.get_mut(&id) {
                 entry.detached = true;
-                entry.waker = None;
+                after.replaced.extend(entry.waker.take());
             }
             inner.forget_finished(id, after);
         });
@@ -395,20 +404,28 @@ impl KvDriver {
         });
     }
 
-    pub(crate) fn poll_arrival(&self, cx: &Context<'_>) -> Poll<Result<Arrival, ArrivalError>> {
-        self.wait(cx, |inner, _, waker| {
+    pub(super) fn poll_arrival(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+    ) -> Poll<Result<Arrival, ArrivalError>> {
+        self.wait(cx, |inner, after, waker| {
             if let Some(arrival) = inner.arrivals.pop_front() {
                 return Some(arrival);
             }
             if let Some(closed) = inner.closed() {
                 return Some(Err(closed.into()));
             }
-            inner.enlist(Wait::Arrival, waker);
+            inner.enlist(Wait::Arrival, place, waker, after);
             None
         })
     }
 
-    pub(crate) fn poll_message(&self, cx: &Context<'_>) -> Poll<Result<Vec<u8>, ChannelClosed>> {
+    pub(super) fn poll_message(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+    ) -> Poll<Result<Vec<u8>, ChannelClosed>> {
         self.wait(cx, |inner, after, waker| {
             if let Some(message) = inner.messages.pop_front() {
                 if let Some(conn) = &mut inner.conn {
@@ -420,14 +437,15 @@ impl KvDriver {
             if let Some(closed) = inner.closed() {
                 return Some(Err(closed));
             }
-            inner.enlist(Wait::Message, waker);
+            inner.enlist(Wait::Message, place, waker, after);
             None
         })
     }
 
-    pub(crate) fn poll_send_message(
+    pub(super) fn poll_send_message(
         &self,
         cx: &Context<'_>,
+        place: &mut Place,
         message: &mut Option<Vec<u8>>,
     ) -> Poll<Result<(), MessageError>> {
         let now = Instant::now();
@@ -447,7 +465,7 @@ impl KvDriver {
                 }
                 Err((MessageRefused::Full { .. }, bytes)) => {
                     *message = Some(bytes);
-                    inner.enlist(Wait::Room, Some(cx.waker()));
+                    inner.enlist(Wait::Room, place, Some(cx.waker()), after);
                     None
                 }
                 Err((MessageRefused::Closed, _)) => Some(Err(closed
@@ -464,27 +482,39 @@ impl KvDriver {
         }
     }
 
-    pub(crate) fn poll_resolution(&self, cx: &Context<'_>, id: TransferId) -> Poll<Option<Resolution>> {
-        self.wait(cx, |inner, _, waker| {
+    pub(super) fn poll_resolution(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+        id: TransferId,
+    ) -> Poll<Option<Resolution>> {
+        self.wait(cx, |inner, after, waker| {
             match inner.doubts.get(&id) {
                 None => return Some(None),
                 Some(&Some(resolution)) => return Some(Some(resolution)),
                 Some(None) if inner.closed().is_some() => return Some(None),
                 Some(None) => {}
             }
-            inner.enlist(Wait::Resolution, waker);
+            inner.enlist(Wait::Resolution, place, waker, after);
             None
         })
     }
 
-    pub(crate) fn poll_end(&self, cx: &Context<'_>) -> Poll<ChannelClosed> {
-        self.locked(|inner, _| match inner.closed() {
+    pub(super) fn poll_end(&self, cx: &Context<'_>, place: &mut Place) -> Poll<ChannelClosed> {
+        self.locked(|inner, after| match inner.closed() {
             Some(closed) => Poll::Ready(closed),
             None => {
-                inner.enlist(Wait::End, Some(cx.waker()));
+                inner.enlist(Wait::End, place, Some(cx.waker()), after);
                 Poll::Pending
             }
         })
+    }
+
+    /// A future that may have waited is dropped.
+    pub(super) fn leave(&self, place: &mut Place) {
+        if !place.is_new() {
+            self.locked(|inner, after| after.replaced.extend(inner.waiting.leave(place)));
+        }
     }
 
     /// Starts a graceful end: what is in flight finishes, nothing new starts.
@@ -556,16 +586,14 @@ impl Inner {
         }
     }
 
-    fn enlist(&mut self, wait: Wait, waker: Option<&Waker>) {
-        let Some(waker) = waker else { return };
-        let list = &mut self.waiting[wait as usize];
-        if !list.iter().any(|w| w.will_wake(waker)) {
-            list.push(waker.clone());
+    fn enlist(&mut self, wait: Wait, place: &mut Place, waker: Option<&Waker>, after: &mut After) {
+        if let Some(waker) = waker {
+            after.replaced.extend(self.waiting.enlist(wait, place, waker));
         }
     }
 
     fn wake(&mut self, wait: Wait, after: &mut After) {
-        after.wakers.append(&mut self.waiting[wait as usize]);
+        self.waiting.take(wait, &mut after.wakers);
     }
 
     /// How the channel ended; `None` while it has not.
@@ -765,7 +793,7 @@ impl Inner {
             ledger
         });
         after.blocks.extend(self.grants.drain().map(|(_, blocks)| blocks));
-        for wait in [Wait::Arrival, Wait::Message, Wait::Room, Wait::End, Wait::Resolution] {
+        for wait in Wait::ALL {
             self.wake(wait, after);
         }
     }
@@ -838,9 +866,10 @@ impl Inner {
 
     fn start_write(
         &mut self,
-        driver: &KvDriver,
         request: Box<WriteRequest>,
-        waker: Option<&Waker>,
+        plan: Planned,
+        deadline: Instant,
+        waiter: Option<(&Waker, &mut Place)>,
         started: Instant,
         after: &mut After,
     ) -> Started {
@@ -854,11 +883,6 @@ impl Inner {
             debug_assert!(closed.is_some());
             return refuse(WriteError::Closed { reason }, request);
         };
-        let plan = match targets::plan(&request, &driver.pool, &self.peer) {
-            Ok(plan) => plan,
-            Err(error) => return refuse(error, request),
-        };
-        let planned = started.elapsed();
         let grant = GrantRef {
             id: request.grant.id(),
             owner_epoch: request.grant.owner_epoch(),
@@ -866,12 +890,7 @@ impl Inner {
             max_bytes: plan.granted_bytes,
         };
         let (bytes, descriptors) = (plan.plan.bytes(), plan.plan.descriptors());
-        let write = ProtoWrite {
-            grant,
-            plan: plan.plan,
-            tag: request.tag,
-            deadline: started + request.deadline.unwrap_or(driver.deadline),
-        };
+        let write = ProtoWrite { grant, plan: plan.plan, tag: request.tag, deadline };
         match conn.write(write, started) {
             Ok(id) => {
                 self.writes.insert(
@@ -879,12 +898,12 @@ impl Inner {
                     WriteEntry {
                         source: request.source,
                         started,
-                        planned,
+                        planned: plan.took,
                         local: None,
                         landed: None,
                         outcome: None,
                         released: false,
-                        waker: waker.cloned(),
+                        waker: waiter.map(|(waker, _)| waker.clone()),
                         detached: false,
                         bytes,
                         descriptors,
@@ -897,7 +916,9 @@ impl Inner {
                 Started::Running(id)
             }
             Err(Refused::Full { .. }) => {
-                self.enlist(Wait::Room, waker);
+                if let Some((waker, place)) = waiter {
+                    self.enlist(Wait::Room, place, Some(waker), after);
+                }
                 Started::Full(request)
             }
             Err(Refused::StaleGrant { grant }) => refuse(WriteError::StaleGrant { grant }, request),
@@ -924,11 +945,14 @@ impl Inner {
         &mut self,
         id: TransferId,
         waker: Option<&Waker>,
+        after: &mut After,
     ) -> Option<(Result<Landed, WriteError>, Arc<Blocks>)> {
         let entry = self.writes.get_mut(&id)?;
         if !entry.is_finished() {
-            if let Some(waker) = waker {
-                entry.waker = Some(waker.clone());
+            if let Some(waker) = waker
+                && !entry.waker.as_ref().is_some_and(|w| w.will_wake(waker))
+            {
+                after.replaced.extend(entry.waker.replace(waker.clone()));
             }
             return None;
         }

@@ -43,6 +43,7 @@ pub(crate) mod proto;
 mod queues;
 mod setup;
 mod targets;
+mod waiting;
 mod write;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
