@@ -16,6 +16,7 @@ use super::path::PathReport;
 use super::pool::{Blocks, KvPool, PoolAccess};
 use super::proto::{Resolution, TransferId};
 use super::stats::ChannelStats;
+use super::waiting::Place;
 use super::write::{Write, WriteRequest};
 
 /// What a channel was agreed to be, for its path report.
@@ -181,12 +182,13 @@ impl KvChannel {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn next_arrival(&self) -> Result<Arrival, ArrivalError> {
-        poll_fn(|cx| self.inner.driver.poll_arrival(cx)).await
+        let mut waiter = Waiter::new(self);
+        poll_fn(|cx| self.inner.driver.poll_arrival(cx, &mut waiter.place)).await
     }
 
     /// The arrivals as a stream, which ends with the channel. Aborted transfers are items too. It keeps the channel open.
     pub fn arrivals(&self) -> Arrivals {
-        Arrivals { channel: self.clone() }
+        Arrivals { channel: self.clone(), place: Place::default() }
     }
 
     /// Sends a message to the peer's [`KvChannel::recv_message`]: whole, in order, at most 16 MiB. It resolves when the
@@ -200,7 +202,8 @@ impl KvChannel {
     /// Dropped before it resolves, the message is not sent.
     pub async fn send_message(&self, message: Vec<u8>) -> Result<(), MessageError> {
         let mut message = Some(message);
-        poll_fn(|cx| self.inner.driver.poll_send_message(cx, &mut message)).await
+        let mut waiter = Waiter::new(self);
+        poll_fn(|cx| self.inner.driver.poll_send_message(cx, &mut waiter.place, &mut message)).await
     }
 
     /// The peer's next message. Messages wait in memory until they are taken, also after the channel has ended; 32 MiB or
@@ -212,7 +215,8 @@ impl KvChannel {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn recv_message(&self) -> Result<Vec<u8>, ChannelClosed> {
-        poll_fn(|cx| self.inner.driver.poll_message(cx)).await
+        let mut waiter = Waiter::new(self);
+        poll_fn(|cx| self.inner.driver.poll_message(cx, &mut waiter.place)).await
     }
 
     /// What became of a transfer that was [`InDoubt`](super::WriteError::InDoubt) on an earlier channel to the same
@@ -222,7 +226,8 @@ impl KvChannel {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn resolve(&self, transfer: TransferId) -> Option<Resolution> {
-        poll_fn(|cx| self.inner.driver.poll_resolution(cx, transfer)).await
+        let mut waiter = Waiter::new(self);
+        poll_fn(|cx| self.inner.driver.poll_resolution(cx, &mut waiter.place, transfer)).await
     }
 
     /// Which way the bytes took, and how many, counted from the channel's beginning to now.
@@ -256,7 +261,8 @@ impl KvChannel {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub async fn closed(&self) -> ChannelClosed {
-        poll_fn(|cx| self.inner.driver.poll_end(cx)).await
+        let mut waiter = Waiter::new(self);
+        poll_fn(|cx| self.inner.driver.poll_end(cx, &mut waiter.place)).await
     }
 
     /// Closes gracefully: what is in flight on either side finishes, nothing new starts, and the queue pairs are
@@ -283,17 +289,49 @@ impl KvChannel {
     }
 }
 
+/// A call that may wait: its place is given back when it ends, or is dropped.
+struct Waiter<'a> {
+    driver: &'a KvDriver,
+    place: Place,
+}
+
+impl<'a> Waiter<'a> {
+    fn new(channel: &'a KvChannel) -> Self {
+        Self { driver: &channel.inner.driver, place: Place::default() }
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        self.driver.leave(&mut self.place);
+    }
+}
+
 /// The stream of [`KvChannel::arrivals`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Arrivals {
     channel: KvChannel,
+    place: Place,
+}
+
+impl Clone for Arrivals {
+    fn clone(&self) -> Self {
+        self.channel.arrivals()
+    }
+}
+
+impl Drop for Arrivals {
+    fn drop(&mut self) {
+        self.channel.inner.driver.leave(&mut self.place);
+    }
 }
 
 impl Stream for Arrivals {
     type Item = Result<Arrival, ArrivalError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.channel.inner.driver.poll_arrival(cx).map(|arrival| match arrival {
+        let Self { channel, place } = self.get_mut();
+        channel.inner.driver.poll_arrival(cx, place).map(|arrival| match arrival {
             Err(ArrivalError::Closed(_)) => None,
             arrival => Some(arrival),
         })

@@ -25,6 +25,7 @@ use super::proto::{TransferId, WriteRequest as ProtoWrite};
 use super::queues::{Outbox, Queue};
 use super::stats::ChannelStats;
 use super::targets::{self, PeerPool, Planned};
+use super::waiting::{Place, Wait, Waiting};
 use super::write::{Landed, Started, WriteError, WriteRequest};
 use crate::clock::later;
 use crate::provider::{Armed, Cq, Cqe, WcOpcode, WcStatus};
@@ -70,8 +71,7 @@ struct Inner {
     messages: VecDeque<Vec<u8>>,
     /// Transfers of earlier connections that were in doubt, and what became of them.
     doubts: HashMap<TransferId, Option<Resolution>>,
-    /// Waiting for an arrival, a message, a free transfer slot or message room, the end, a resolution.
-    waiting: [Vec<Waker>; WAITS],
+    waiting: Waiting,
     state: State,
     /// The device's own words on the failure that came first (R6).
     first_cause: Option<String>,
@@ -81,16 +81,6 @@ struct Inner {
     scheduled: Option<Instant>,
     batch: Vec<u8>,
 }
-
-#[derive(Clone, Copy)]
-enum Wait {
-    Arrival,
-    Message,
-    Room,
-    End,
-    Resolution,
-}
-const WAITS: usize = 5;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -133,6 +123,8 @@ struct WriteEntry {
 #[derive(Default)]
 struct After {
     wakers: Vec<Waker>,
+    /// Wakers that were replaced or are not needed any more: only dropped, which is the user's code too.
+    replaced: Vec<Waker>,
     blocks: Vec<Blocks>,
     sources: Vec<Arc<Blocks>>,
     ledger: Option<Ledger>,
@@ -205,7 +197,7 @@ impl KvDriver {
                 arrivals: VecDeque::new(),
                 messages: VecDeque::new(),
                 doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
-                waiting: Default::default(),
+                waiting: Waiting::default(),
                 state: State::Open,
                 first_cause: None,
                 closing: false,
@@ -261,17 +253,20 @@ impl KvDriver {
             }
             out
         };
-        let After { wakers, blocks, sources, ledger, nudge } = after;
+        let After { wakers, replaced, blocks, sources, ledger, nudge } = after;
         if nudge {
             self.nudge();
         }
-        wakers.into_iter().for_each(Waker::wake);
-        drop((blocks, sources));
-        if let Some(ledger) = ledger
-            && let Some(on_end) = lock(&self.on_end).take()
-        {
-            on_end(ledger);
+        // What must not be lost comes before what is the user's code. Who is woken finds the blocks in their pool.
+        if let Some(ledger) = ledger {
+            let on_end = lock(&self.on_end).take();
+            if let Some(on_end) = on_end {
+                on_end(ledger);
+            }
         }
+        drop((blocks, sources));
+        wakers.into_iter().for_each(Waker::wake);
+        drop(replaced);
         out
     }
 
@@ -310,16 +305,20 @@ impl KvDriver {
         }
     }
 
-    pub(crate) fn start_write(&self, request: Box<WriteRequest>, waker: Option<&Waker>) -> Started {
+    /// Starts a write. `waiter` is told when there is room, if there is none.
+    pub(super) fn start_write(
+        &self,
+        request: Box<WriteRequest>,
+        waiter: Option<(&Waker, &mut Place)>,
+    ) -> Started {
         let started = Instant::now();
         // Long lists take milliseconds: planned without the lock, so that the channel goes on meanwhile (R9).
         let checked = self.check(&request).and_then(|()| targets::plan(&request, &self.pool, &self.peer));
-        let planned = started.elapsed();
         self.locked(|inner, after| {
             let started = match checked {
                 Ok(plan) => {
                     let deadline = later(started, request.deadline.unwrap_or(self.deadline));
-                    inner.start_write(request, plan, deadline, waker, (started, planned), after)
+                    inner.start_write(request, plan, deadline, waiter, started, after)
                 }
                 Err(error) => Started::Refused(error, request.source),
             };
@@ -351,7 +350,7 @@ impl KvDriver {
         id: TransferId,
         waker: &Waker,
     ) -> Poll<(Result<Landed, WriteError>, Arc<Blocks>)> {
-        self.wait(&Context::from_waker(waker), |inner, _, waker| inner.take_write(id, waker))
+        self.wait(&Context::from_waker(waker), |inner, after, waker| inner.take_write(id, waker, after))
     }
 
     /// The future of a write was dropped.
@@ -360,7 +359,7 @@ impl KvDriver {
         self.locked(|inner, after| {
             let Some(entry) = inner.writes.get_mut(&id) else { return };
             entry.detached = true;
-            entry.waker = None;
+            after.replaced.extend(entry.waker.take());
             if entry.outcome.is_none()
                 && let Some(conn) = &mut inner.conn
             {
@@ -375,7 +374,7 @@ impl KvDriver {
         self.locked(|inner, after| {
             if let Some(entry) = inner.writes.get_mut(&id) {
                 entry.detached = true;
-                entry.waker = None;
+                after.replaced.extend(entry.waker.take());
             }
             inner.forget_finished(id, after);
         });
@@ -417,20 +416,28 @@ impl KvDriver {
         });
     }
 
-    pub(crate) fn poll_arrival(&self, cx: &Context<'_>) -> Poll<Result<Arrival, ArrivalError>> {
-        self.wait(cx, |inner, _, waker| {
+    pub(super) fn poll_arrival(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+    ) -> Poll<Result<Arrival, ArrivalError>> {
+        self.wait(cx, |inner, after, waker| {
             if let Some(arrival) = inner.arrivals.pop_front() {
                 return Some(arrival);
             }
             if let Some(closed) = inner.closed() {
                 return Some(Err(closed.into()));
             }
-            inner.enlist(Wait::Arrival, waker);
+            inner.enlist(Wait::Arrival, place, waker, after);
             None
         })
     }
 
-    pub(crate) fn poll_message(&self, cx: &Context<'_>) -> Poll<Result<Vec<u8>, ChannelClosed>> {
+    pub(super) fn poll_message(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+    ) -> Poll<Result<Vec<u8>, ChannelClosed>> {
         self.wait(cx, |inner, after, waker| {
             if let Some(message) = inner.messages.pop_front() {
                 if let Some(conn) = &mut inner.conn {
@@ -442,14 +449,15 @@ impl KvDriver {
             if let Some(closed) = inner.closed() {
                 return Some(Err(closed));
             }
-            inner.enlist(Wait::Message, waker);
+            inner.enlist(Wait::Message, place, waker, after);
             None
         })
     }
 
-    pub(crate) fn poll_send_message(
+    pub(super) fn poll_send_message(
         &self,
         cx: &Context<'_>,
+        place: &mut Place,
         message: &mut Option<Vec<u8>>,
     ) -> Poll<Result<(), MessageError>> {
         let now = Instant::now();
@@ -469,7 +477,7 @@ impl KvDriver {
                 }
                 Err((MessageRefused::Full { .. }, bytes)) => {
                     *message = Some(bytes);
-                    inner.enlist(Wait::Room, Some(cx.waker()));
+                    inner.enlist(Wait::Room, place, Some(cx.waker()), after);
                     None
                 }
                 Err((MessageRefused::Closed, _)) => Some(Err(closed
@@ -486,27 +494,39 @@ impl KvDriver {
         }
     }
 
-    pub(crate) fn poll_resolution(&self, cx: &Context<'_>, id: TransferId) -> Poll<Option<Resolution>> {
-        self.wait(cx, |inner, _, waker| {
+    pub(super) fn poll_resolution(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+        id: TransferId,
+    ) -> Poll<Option<Resolution>> {
+        self.wait(cx, |inner, after, waker| {
             match inner.doubts.get(&id) {
                 None => return Some(None),
                 Some(&Some(resolution)) => return Some(Some(resolution)),
                 Some(None) if inner.closed().is_some() => return Some(None),
                 Some(None) => {}
             }
-            inner.enlist(Wait::Resolution, waker);
+            inner.enlist(Wait::Resolution, place, waker, after);
             None
         })
     }
 
-    pub(crate) fn poll_end(&self, cx: &Context<'_>) -> Poll<ChannelClosed> {
-        self.locked(|inner, _| match inner.closed() {
+    pub(super) fn poll_end(&self, cx: &Context<'_>, place: &mut Place) -> Poll<ChannelClosed> {
+        self.locked(|inner, after| match inner.closed() {
             Some(closed) => Poll::Ready(closed),
             None => {
-                inner.enlist(Wait::End, Some(cx.waker()));
+                inner.enlist(Wait::End, place, Some(cx.waker()), after);
                 Poll::Pending
             }
         })
+    }
+
+    /// A future that may have waited is dropped.
+    pub(super) fn leave(&self, place: &mut Place) {
+        if !place.is_new() {
+            self.locked(|inner, after| after.replaced.extend(inner.waiting.leave(place)));
+        }
     }
 
     /// Starts a graceful end: what is in flight finishes, nothing new starts.
@@ -582,16 +602,14 @@ impl Inner {
         }
     }
 
-    fn enlist(&mut self, wait: Wait, waker: Option<&Waker>) {
-        let Some(waker) = waker else { return };
-        let list = &mut self.waiting[wait as usize];
-        if !list.iter().any(|w| w.will_wake(waker)) {
-            list.push(waker.clone());
+    fn enlist(&mut self, wait: Wait, place: &mut Place, waker: Option<&Waker>, after: &mut After) {
+        if let Some(waker) = waker {
+            after.replaced.extend(self.waiting.enlist(wait, place, waker));
         }
     }
 
     fn wake(&mut self, wait: Wait, after: &mut After) {
-        after.wakers.append(&mut self.waiting[wait as usize]);
+        self.waiting.take(wait, &mut after.wakers);
     }
 
     /// How the channel ended; `None` while it has not.
@@ -808,7 +826,7 @@ impl Inner {
             ledger
         });
         after.blocks.extend(std::mem::take(&mut self.grants).into_values().map(|granted| granted.blocks));
-        for wait in [Wait::Arrival, Wait::Message, Wait::Room, Wait::End, Wait::Resolution] {
+        for wait in Wait::ALL {
             self.wake(wait, after);
         }
     }
@@ -883,8 +901,8 @@ impl Inner {
         request: Box<WriteRequest>,
         plan: Planned,
         deadline: Instant,
-        waker: Option<&Waker>,
-        (started, planned): (Instant, Duration),
+        waiter: Option<(&Waker, &mut Place)>,
+        started: Instant,
         after: &mut After,
     ) -> Started {
         let refuse = |error, request: Box<WriteRequest>| Started::Refused(error, request.source);
@@ -913,12 +931,12 @@ impl Inner {
                     WriteEntry {
                         source: request.source,
                         started,
-                        planned,
+                        planned: plan.took,
                         local: None,
                         landed: None,
                         outcome: None,
                         released: false,
-                        waker: waker.cloned(),
+                        waker: waiter.map(|(waker, _)| waker.clone()),
                         detached: false,
                         bytes,
                         descriptors,
@@ -931,7 +949,9 @@ impl Inner {
                 Started::Running(id)
             }
             Err(Refused::Full { .. }) => {
-                self.enlist(Wait::Room, waker);
+                if let Some((waker, place)) = waiter {
+                    self.enlist(Wait::Room, place, Some(waker), after);
+                }
                 Started::Full(request)
             }
             Err(Refused::StaleGrant { grant }) => refuse(WriteError::StaleGrant { grant }, request),
@@ -958,11 +978,14 @@ impl Inner {
         &mut self,
         id: TransferId,
         waker: Option<&Waker>,
+        after: &mut After,
     ) -> Option<(Result<Landed, WriteError>, Arc<Blocks>)> {
         let entry = self.writes.get_mut(&id)?;
         if !entry.is_finished() {
-            if let Some(waker) = waker {
-                entry.waker = Some(waker.clone());
+            if let Some(waker) = waker
+                && !entry.waker.as_ref().is_some_and(|w| w.will_wake(waker))
+            {
+                after.replaced.extend(entry.waker.replace(waker.clone()));
             }
             return None;
         }

@@ -44,6 +44,7 @@ mod queues;
 mod setup;
 mod stats;
 mod targets;
+mod waiting;
 mod write;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

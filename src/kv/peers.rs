@@ -5,7 +5,10 @@
 //! client), keeps the first, and refuses every other with the name of the one that is kept; the side that was refused
 //! then gives that one to its user. So a decision is taken in one place, and costs no round trip.
 //!
-//! What must outlive a connection, its ledger, is kept here between two connections of the same two epochs (K2).
+//! What must outlive a connection, its ledger, is kept here between two connections of the same two epochs (K2). A peer
+//! with which nothing was done leaves nothing (B4). Of the others, those whose connections ended last are kept: a peer that
+//! was restarted never comes back under its old epoch, and does not say so. One that does come back after it was forgotten
+//! finds that what it remembers contradicts us, and the new connection ends with that.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -19,6 +22,8 @@ use super::proto::Ledger;
 
 /// Connections that ended here and of which a peer may not know: named in hellos, so that it lets go of them.
 const DEAD_KEPT: usize = 64;
+/// Peers without a connection whose ledgers are kept.
+const IDLE_KEPT: usize = 4096;
 
 /// The peers of an endpoint.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub(super) struct Peers {
 #[derive(Debug, Default)]
 struct State {
     by_epoch: HashMap<u64, Peer>,
+    /// Peers whose connection has ended, the longest ago first. They may have another by now.
+    ended: VecDeque<u64>,
     dead: VecDeque<u64>,
 }
 
@@ -39,6 +46,13 @@ struct Peer {
     /// Here while no connection uses it.
     ledger: Option<Ledger>,
     link: Link,
+}
+
+impl Peer {
+    /// No connection uses its ledger, or is about to.
+    fn is_idle(&self) -> bool {
+        self.ledger.is_some() && matches!(self.link, Link::None)
+    }
 }
 
 #[derive(Debug)]
@@ -154,6 +168,7 @@ impl Peers {
         let mut state = lock(&self.state);
         state.peer(self.epoch, peer).ledger = Some(ledger);
         state.unlink(peer, connection);
+        state.keep_ended(peer);
         if state.dead.len() == DEAD_KEPT {
             state.dead.pop_front();
         }
@@ -202,8 +217,22 @@ impl State {
             }
             _ => {}
         }
-        if matches!(entry.get(), Peer { ledger: Some(ledger), link: Link::None } if ledger.is_untouched()) {
+        if entry.get().is_idle() && entry.get().ledger.as_ref().is_some_and(Ledger::is_blank) {
             entry.remove();
+        }
+    }
+
+    /// Remembers that the connection with `peer` has ended, and forgets those for which that is longest ago.
+    fn keep_ended(&mut self, peer: u64) {
+        self.ended.retain(|&epoch| epoch != peer);
+        if self.by_epoch.contains_key(&peer) {
+            self.ended.push_back(peer);
+        }
+        if self.ended.len() > IDLE_KEPT
+            && let Some(oldest) = self.ended.pop_front()
+            && self.by_epoch.get(&oldest).is_some_and(Peer::is_idle)
+        {
+            self.by_epoch.remove(&oldest);
         }
     }
 }
@@ -275,5 +304,40 @@ mod tests {
         peers.ended(2, 0xa, ledger);
         assert!(matches!(peers.commit(2, 0xb), Answer::Yes(_)));
         assert_eq!(peers.dead(), [0xa]);
+    }
+
+    #[test]
+    fn b4_peers_that_come_and_go_leave_nothing() {
+        let peers = Peers::new(u64::MAX);
+        for epoch in 1..100 {
+            // A handshake that fails, and a channel that does nothing.
+            assert_eq!(peers.claim(epoch, 0xa, &[]), Answer::Yes(()));
+            peers.release(epoch, 0xa);
+            assert_eq!(peers.claim(epoch, 0xb, &[]), Answer::Yes(()));
+            let Answer::Yes(ledger) = peers.commit(epoch, 0xb) else { panic!("no ledger") };
+            peers.ended(epoch, 0xb, ledger);
+        }
+        let state = lock(&peers.state);
+        assert!(state.by_epoch.is_empty() && state.ended.is_empty());
+    }
+
+    #[test]
+    fn k2_ledgers_of_peers_that_were_restarted_are_bounded() {
+        let peers = Peers::new(u64::MAX);
+        let used = |epoch| {
+            assert_eq!(peers.claim(epoch, epoch, &[]), Answer::Yes(()));
+            let Answer::Yes(mut ledger) = peers.commit(epoch, epoch) else { panic!("no ledger") };
+            ledger.mark_used();
+            peers.ended(epoch, epoch, ledger);
+        };
+        let lives = IDLE_KEPT as u64 + 100;
+        for epoch in 1..=lives {
+            used(epoch);
+            // One that comes back again and again stays, and pushes nobody out.
+            used(1);
+        }
+        let state = lock(&peers.state);
+        assert_eq!((state.by_epoch.len(), state.ended.len()), (IDLE_KEPT, IDLE_KEPT));
+        assert!(state.by_epoch.contains_key(&1) && state.by_epoch.contains_key(&lives));
     }
 }

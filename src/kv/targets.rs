@@ -1,5 +1,7 @@
 //! From a request to a plan: positions of our blocks and of granted ones become runs of block ids.
 
+use std::time::{Duration, Instant};
+
 use super::grant::Grant;
 use super::layout::Layout;
 use super::pool::{Blocks, KvPool};
@@ -13,14 +15,16 @@ pub(crate) struct PeerPool {
     pub(crate) seams: Seams,
 }
 
-/// A plan, and the number of bytes that its grant covers.
+/// A plan, the number of bytes that its grant covers, and how long planning took.
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
     pub(crate) granted_bytes: u64,
+    pub(crate) took: Duration,
 }
 
 /// Plans `request`. Refuses what is out of range, or written twice; nothing has been posted then (R10).
 pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Planned, WriteError> {
+    let started = Instant::now();
     let (source, grant) = (&*request.source, &request.grant);
     let mut builder = PlanBuilder::new((pool.layout(), pool.seams()), (&peer.layout, &peer.seams))
         .map_err(|error| refused(error, pool))?;
@@ -64,7 +68,8 @@ pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Re
         .checked_mul(layout.layers().into())
         .and_then(|n| n.checked_mul(layout.block_bytes()))
         .unwrap_or(u64::MAX);
-    Ok(Planned { plan: builder.build().map_err(|e| refused(e, pool))?, granted_bytes })
+    let plan = builder.build().map_err(|e| refused(e, pool))?;
+    Ok(Planned { plan, granted_bytes, took: started.elapsed() })
 }
 
 /// Position *i* of the source to position *i* of the grant, by common runs.

@@ -10,6 +10,7 @@ use super::driver::KvDriver;
 use super::grant::Grant;
 use super::pool::Blocks;
 use super::proto::{Reason, TransferId};
+use super::waiting::Place;
 
 /// A write to be started: which of our blocks go to which of the granted ones.
 ///
@@ -166,6 +167,7 @@ enum State {
     Queued {
         driver: Arc<KvDriver>,
         request: Option<Box<WriteRequest>>,
+        place: Place,
     },
     Running {
         driver: Arc<KvDriver>,
@@ -196,7 +198,9 @@ impl Write {
     pub(crate) fn start(driver: &Arc<KvDriver>, request: WriteRequest) -> Self {
         let state = match driver.start_write(Box::new(request), None) {
             Started::Running(id) => State::Running { driver: driver.clone(), id },
-            Started::Full(request) => State::Queued { driver: driver.clone(), request: Some(request) },
+            Started::Full(request) => {
+                State::Queued { driver: driver.clone(), request: Some(request), place: Place::default() }
+            }
             Started::Refused(error, source) => State::Ended(Some((error, source))),
         };
         Self { state }
@@ -219,8 +223,9 @@ impl Write {
     pub fn detach(mut self) {
         match std::mem::replace(&mut self.state, State::Ended(None)) {
             State::Running { driver, id } => driver.detach(id),
-            State::Queued { driver, request } => {
-                let write = Self { state: State::Queued { driver: driver.clone(), request } };
+            State::Queued { driver, request, mut place } => {
+                driver.leave(&mut place);
+                let write = Self { state: State::Queued { driver: driver.clone(), request, place } };
                 driver.spawn(async move {
                     let _ = write.await;
                 });
@@ -237,17 +242,19 @@ impl Future for Write {
     /// When polled after it was ready.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        if let State::Queued { driver, request } = &mut this.state
+        if let State::Queued { driver, request, place } = &mut this.state
             && let Some(waiting) = request.take()
         {
-            match driver.start_write(waiting, Some(cx.waker())) {
+            let next = match driver.start_write(waiting, Some((cx.waker(), place))) {
                 Started::Full(back) => {
                     *request = Some(back);
                     return Poll::Pending;
                 }
-                Started::Running(id) => this.state = State::Running { driver: driver.clone(), id },
-                Started::Refused(error, source) => this.state = State::Ended(Some((error, source))),
-            }
+                Started::Running(id) => State::Running { driver: driver.clone(), id },
+                Started::Refused(error, source) => State::Ended(Some((error, source))),
+            };
+            driver.leave(place);
+            this.state = next;
         }
         match &mut this.state {
             State::Ended(end) => match end.take() {
@@ -271,8 +278,10 @@ impl Future for Write {
 
 impl Drop for Write {
     fn drop(&mut self) {
-        if let State::Running { driver, id } = &self.state {
-            driver.abandon(*id);
+        match &mut self.state {
+            State::Running { driver, id } => driver.abandon(*id),
+            State::Queued { driver, place, .. } => driver.leave(place),
+            State::Ended(_) => {}
         }
     }
 }

@@ -126,6 +126,7 @@ impl Drop for Driven {
 
 async fn run(io: AsyncFd<ChannelFd>, nudge: Arc<Notify>, mut driven: Driven) {
     let mut readable: Option<AsyncFdReadyGuard<'_, ChannelFd>> = None;
+    let mut alarm = Alarm { sleep: std::pin::pin!(tokio::time::sleep(Duration::ZERO)), set: None };
     loop {
         match driven.drive.drive(Instant::now()) {
             Step::More => {
@@ -141,13 +142,10 @@ async fn run(io: AsyncFd<ChannelFd>, nudge: Arc<Notify>, mut driven: Driven) {
         if let Some(mut guard) = readable.take() {
             guard.clear_ready();
         }
-        let mut sleep = Sleeper {
-            io: &io,
-            nudged: std::pin::pin!(nudge.notified()),
-            timeout: std::pin::pin!(
-                driven.drive.next_timeout().map(|at| tokio::time::sleep_until(at.into()))
-            ),
-        };
+        if let Some(at) = driven.drive.next_timeout() {
+            alarm.no_later_than(at);
+        }
+        let mut sleep = Sleeper { io: &io, nudged: std::pin::pin!(nudge.notified()), alarm: &mut alarm };
         match std::future::poll_fn(|cx| sleep.poll(cx)).await {
             Ok(None) => {}
             Ok(Some(guard)) => {
@@ -163,14 +161,40 @@ async fn run(io: AsyncFd<ChannelFd>, nudge: Arc<Notify>, mut driven: Driven) {
     }
 }
 
-/// Waits for the descriptor, a nudge or the timeout, whichever is first.
-struct Sleeper<'a, 'p, N, T> {
-    io: &'a AsyncFd<ChannelFd>,
-    nudged: Pin<&'p mut N>,
-    timeout: Pin<&'p mut T>,
+/// A timer that is set anew only for an earlier time. Timeouts move on with every message; a timer that followed them
+/// would be taken out of the runtime's wheel and put back at each sleep, which wakes its I/O driver by a system call.
+struct Alarm<'p> {
+    sleep: Pin<&'p mut Sleep>,
+    /// The time that it is set to. It may be before the time that is wanted: then the task looks again, once.
+    set: Option<Instant>,
 }
 
-impl<'a, N: Future<Output = ()>> Sleeper<'a, '_, N, Option<Sleep>> {
+impl Alarm<'_> {
+    fn no_later_than(&mut self, at: Instant) {
+        if self.set.is_none_or(|set| at < set) {
+            self.sleep.as_mut().reset(at.into());
+            self.set = Some(at);
+        }
+    }
+
+    /// Ready once at the time that it is set to.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.set.is_none() || self.sleep.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        self.set = None;
+        Poll::Ready(())
+    }
+}
+
+/// Waits for the descriptor, a nudge or the alarm, whichever is first.
+struct Sleeper<'a, 'p, 's, N> {
+    io: &'a AsyncFd<ChannelFd>,
+    nudged: Pin<&'p mut N>,
+    alarm: &'p mut Alarm<'s>,
+}
+
+impl<'a, N: Future<Output = ()>> Sleeper<'a, '_, '_, N> {
     /// `Some` when the descriptor is readable.
     fn poll(
         &mut self,
@@ -182,9 +206,7 @@ impl<'a, N: Future<Output = ()>> Sleeper<'a, '_, N, Option<Sleep>> {
         if self.nudged.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(None));
         }
-        if let Some(timeout) = self.timeout.as_mut().as_pin_mut()
-            && timeout.poll(cx).is_ready()
-        {
+        if self.alarm.poll(cx).is_ready() {
             return Poll::Ready(Ok(None));
         }
         Poll::Pending

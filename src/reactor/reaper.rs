@@ -5,6 +5,7 @@
 //! starts with the first channel and ends with the last, so that idle costs nothing (R8).
 
 use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,7 @@ fn run() {
             }
         }
         let mut busy = false;
-        jobs.retain(|job| match job.slice() {
+        jobs.retain(|job| match job.guarded_slice() {
             Some(step) => {
                 busy |= step == Step::More;
                 true
@@ -75,6 +76,22 @@ fn run() {
 }
 
 impl Job {
+    /// As [`slice`](Self::slice). Wakers and the drops of buffers are the user's code: a panic of one ends its own job, and
+    /// not the thread that every other one relies on.
+    fn guarded_slice(&self) -> Option<Step> {
+        let guarded = |f: &dyn Fn() -> Option<Step>| catch_unwind(AssertUnwindSafe(f));
+        guarded(&|| self.slice()).unwrap_or_else(|_| {
+            tracing::error!(
+                "a waker or a buffer's owner panicked while queue pairs drained: they are destroyed"
+            );
+            let _ = guarded(&|| {
+                self.drive.abandon();
+                None
+            });
+            None
+        })
+    }
+
     /// One slice of work, or `None` when there is nothing left to do.
     fn slice(&self) -> Option<Step> {
         if let Err(error) = self.channel.drain_events() {

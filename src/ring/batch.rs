@@ -161,11 +161,10 @@ struct Queued<'a> {
 impl Queued<'_> {
     async fn posted(self) {
         poll_fn(|cx| {
-            if self.side.cq.ring.lock().poll_posted(self.key, cx.waker()) {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
+            let mut fx = Fx::default();
+            let posted = self.side.cq.ring.lock().poll_posted(self.key, cx.waker(), &mut fx);
+            fx.fire();
+            if posted { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }

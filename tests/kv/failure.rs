@@ -1,10 +1,18 @@
 //! K4 aborts travel, K5 deadlines and death, R7 any drop order, through the channel.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
+use futures_core::Stream;
 use landfall::device::Profile;
-use landfall::kv::{AbortReason, ArrivalError, Cause, KvConfig, Reason, WriteError, WriteRequest};
+use landfall::error::DeviceError;
+use landfall::kv::{
+    AbortReason, ArrivalError, Cause, KvChannel, KvConfig, KvEndpoint, KvPool, Reason, WriteError,
+    WriteRequest,
+};
 
 use crate::common::{PATIENCE, Pair, config, fill, layout, on_every_profile, pair, pair_with, until, wrong};
 
@@ -17,6 +25,9 @@ on_every_profile!(
     r7_handles_dropped_in_any_order,
     r1_forgotten_futures_keep_their_blocks,
     k5_close_lets_what_is_in_flight_finish,
+    k5_durations_beyond_the_clock_are_no_deadline,
+    r1_a_waker_may_call_the_channel_when_it_is_dropped,
+    r7_a_future_that_gives_up_waiting_leaves_nothing,
 );
 
 async fn k4_a_dropped_write_aborts_and_the_channel_lives_on(profile: Profile) {
@@ -222,4 +233,79 @@ fn r9_a_current_thread_runtime_is_enough() {
             pair.sender.close().await.unwrap();
         }
     });
+}
+
+async fn k5_durations_beyond_the_clock_are_no_deadline(profile: Profile) {
+    let config = || config().deadline(Duration::MAX).connect_timeout(Duration::MAX);
+    let Pair { sender, receiver, .. } = pair_with(profile, layout(1, 4, 4096), config(), config()).await;
+    for deadline in [None, Some(Duration::MAX), Some(Duration::from_secs(u64::MAX / 3))] {
+        let grant = receiver.grant(receiver.pool().alloc(2).await.unwrap()).unwrap();
+        let mut request = WriteRequest::new(&grant, sender.pool().alloc(2).await.unwrap());
+        if let Some(deadline) = deadline {
+            request = request.deadline(deadline);
+        }
+        assert_eq!(sender.write(request).await.0.unwrap().bytes, 8192);
+        receiver.next_arrival().await.unwrap();
+    }
+    let pd = crate::common::device(profile).alloc_pd().unwrap();
+    let pool = KvPool::new(&pd, layout(1, 4, 4096)).await.unwrap();
+    let wrong = [
+        KvConfig::default().heartbeat(Duration::MAX),
+        KvConfig::default().peer_timeout(Duration::MAX),
+        KvConfig::default().abort_grace(Duration::MAX),
+    ];
+    for config in wrong {
+        let error = KvEndpoint::new(pool.clone(), config).unwrap_err();
+        assert!(matches!(error, DeviceError::Config { .. }), "{error}");
+    }
+}
+
+/// A waker that asks the channel something when it is dropped, as a task that owns a channel may.
+struct Asks(KvChannel);
+
+impl Wake for Asks {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for Asks {
+    fn drop(&mut self) {
+        assert!(!self.0.path().qps.is_empty());
+    }
+}
+
+async fn r1_a_waker_may_call_the_channel_when_it_is_dropped(profile: Profile) {
+    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 200_000)).await;
+    let grant = receiver.grant(receiver.pool().alloc(64).await.unwrap()).unwrap();
+    let asks = |channel: &KvChannel| Waker::from(Arc::new(Asks(channel.clone())));
+    let mut write = pin!(sender.write(WriteRequest::new(&grant, sender.pool().alloc(64).await.unwrap())));
+    let mut arrival = pin!(receiver.next_arrival());
+    for _ in 0..3 {
+        let (of_write, of_arrival) = (asks(&sender), asks(&receiver));
+        if write.as_mut().poll(&mut Context::from_waker(&of_write)).is_ready()
+            || arrival.as_mut().poll(&mut Context::from_waker(&of_arrival)).is_ready()
+        {
+            return;
+        }
+    }
+    arrival.await.unwrap();
+    write.await.0.unwrap();
+}
+
+async fn r7_a_future_that_gives_up_waiting_leaves_nothing(profile: Profile) {
+    struct Nothing;
+    impl Wake for Nothing {
+        fn wake(self: Arc<Self>) {}
+    }
+    let Pair { sender: channel, .. } = pair(profile, layout(1, 4, 4096)).await;
+    let task = Arc::new(Nothing);
+    let waker = Waker::from(task.clone());
+    let cx = &mut Context::from_waker(&waker);
+    let before = Arc::strong_count(&task);
+    for _ in 0..10 {
+        assert!(pin!(channel.next_arrival()).poll(cx).is_pending());
+        assert!(pin!(channel.recv_message()).poll(cx).is_pending());
+        assert!(pin!(channel.closed()).poll(cx).is_pending());
+        assert!(pin!(channel.arrivals()).poll_next(cx).is_pending());
+    }
+    assert_eq!(Arc::strong_count(&task), before, "wakers of futures that are gone");
 }

@@ -79,9 +79,19 @@ impl Ledger {
         self
     }
 
-    /// Nothing has been written or granted: a new ledger would do as well.
-    pub(crate) fn is_untouched(&self) -> bool {
-        self.tx.next == 0 && self.tx.used.ranges() == 0 && self.rx.next_grant == 0
+    /// Nothing that a later connection would have to know: it may begin with a new one.
+    pub(crate) fn is_blank(&self) -> bool {
+        let (tx, rx) = (&self.tx, &self.rx);
+        tx.next == 0
+            && tx.used.is_empty()
+            && rx.next_grant == 0
+            && rx.finished.is_empty()
+            && rx.resolved_below == 0
+    }
+
+    #[cfg(test)]
+    pub(crate) fn mark_used(&mut self) {
+        self.tx.next += 1;
     }
 
     /// Transfers that are still in doubt; a reconnect resolves them.

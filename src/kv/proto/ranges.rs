@@ -92,6 +92,11 @@ impl RangeSet {
         self.above.len()
     }
 
+    /// It has no number.
+    pub(super) fn is_empty(&self) -> bool {
+        self.floor == 0 && self.above.is_empty()
+    }
+
     /// The watermark.
     #[cfg(test)]
     pub(super) fn floor(&self) -> u64 {

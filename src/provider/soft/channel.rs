@@ -189,6 +189,11 @@ impl SoftChannel {
                 left = left.saturating_sub(qp.serve(self, direct, due, eager));
                 if left == 0 {
                     *start = (at + 1) % count;
+                    // The others have their turns in the next slice, and their edges are used up: when this thread does not
+                    // come again, whoever sleeps has to.
+                    if members.iter().flatten().any(|qp| qp.has_work()) {
+                        self.kick();
+                    }
                     break;
                 }
             }

@@ -86,7 +86,13 @@ impl Door {
                     more = false;
                     break;
                 }
-                // Of one connection that went away, or of a shortage (of descriptors, say): tried again later.
+                // A shortage does not pass by asking again at once. The connection stays in the backlog, and the queue
+                // pair's deadline is the next occasion.
+                Err(e) if is_shortage(&e) => {
+                    more = false;
+                    break;
+                }
+                // Of one connection that went away.
                 Err(_) => {}
             }
         }
@@ -102,6 +108,10 @@ impl Door {
         }
         if more { Knock::Again } else { Knock::Nobody }
     }
+}
+
+fn is_shortage(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
 
 impl Stranger {

@@ -80,8 +80,10 @@ pub(super) struct QpInner {
     pub(super) rnr_wait: Option<Duration>,
     pub(super) max_responses: usize,
     pub(super) peer_timeout: Duration,
-    /// Of the dial, and of waiting for the peer to dial.
+    /// Of the dial until it is answered, and of waiting for the peer to dial.
     pub(super) connect_by: Option<Instant>,
+    /// That time has passed once, after the dial was accepted.
+    pub(super) unanswered: bool,
     /// What the peer's first bytes must be.
     pub(super) expected: Preamble,
     /// Being destroyed: completions that find no room are dropped.
@@ -159,6 +161,7 @@ impl SoftPd {
             max_responses: 0,
             peer_timeout: MIN_PEER_TIMEOUT,
             connect_by: None,
+            unanswered: false,
             expected: Preamble { target: qp_num, own: 0, key },
             dying: false,
             announced: false,

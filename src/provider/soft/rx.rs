@@ -254,6 +254,7 @@ impl QpInner {
                     }
                     self.rx.start += PREAMBLE;
                     self.rx.expect = Expect::Header;
+                    self.connect_by = None;
                 }
                 Expect::Header => {
                     if !self.take_header()? {

@@ -46,7 +46,8 @@ impl QpInner {
 
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.link {
-            Link::Up(_) => self.rx.not_ready.flatten(),
+            // A dial that was accepted is not yet one that was answered.
+            Link::Up(_) => [self.rx.not_ready.flatten(), self.connect_by].into_iter().flatten().min(),
             _ => self.connect_by,
         }
     }
@@ -108,7 +109,10 @@ impl QpInner {
             Link::Listening(door) if self.state == QpState::Rts => {
                 match door.visit(&self.expected, channel.epoll(), token) {
                     // A new edge-triggered registration reports what is there already.
-                    Knock::Peer(socket) => self.connected(socket),
+                    Knock::Peer(socket) => {
+                        self.connect_by = None;
+                        self.connected(socket);
+                    }
                     Knock::Nobody => self.readable = false,
                     Knock::Again => self.readable = true,
                 }
@@ -133,7 +137,6 @@ impl QpInner {
     pub(super) fn connected(&mut self, socket: Socket) {
         link::tune(&socket, self.peer_timeout);
         self.link = Link::Up(socket);
-        self.connect_by = None;
         self.readable = true;
     }
 
@@ -167,6 +170,9 @@ impl QpInner {
             if due && self.rnr_overdue() {
                 self.refuse_not_ready();
             }
+            if due && matches!(self.link, Link::Up(_)) {
+                self.connect_overdue();
+            }
         }
         if matches!(self.link, Link::Up(_)) {
             if self.wants_to_send() || (eager && self.tx.ack_due && !self.announced) {
@@ -185,13 +191,21 @@ impl QpInner {
 
     pub(super) fn connect_overdue(&mut self) {
         let now = Instant::now();
-        if self.connect_by.is_some_and(|by| by <= now) {
-            if matches!(self.link, Link::Listening(_)) && self.sq.is_idle() {
-                // Nothing was asked of the peer: like a device, wait on.
-                self.connect_by = Some(now + self.peer_timeout);
-            } else {
-                self.connection_lost();
-            }
+        if self.connect_by.is_none_or(|by| by > now) {
+            return;
+        }
+        let again = match self.link {
+            Link::Dialing(_) => false,
+            // Nothing was asked of the peer: like a device, wait on.
+            _ if self.sq.is_idle() => true,
+            // Accepted and not answered. Nobody may have polled here until now, so that it has as long again.
+            Link::Up(_) => !std::mem::replace(&mut self.unanswered, true),
+            _ => false,
+        };
+        if again {
+            self.connect_by = Some(now + self.peer_timeout);
+        } else {
+            self.connection_lost();
         }
     }
 
@@ -270,7 +284,8 @@ impl QpInner {
         let (cq, dying) = (&self.send_cq, self.dying);
         self.sq.fail(self.qp_num, cause, |cqe| if dying { cq.push_stale(cqe) } else { cq.push(cqe) });
         // The receive of the refused message says what was wrong with it; those of unfinished messages come next.
-        let refused = self.refusal.take().and_then(|r| r.recv);
+        // A refusal whose turn had not come has taken its receive too.
+        let refused = self.refusal.take().or_else(|| self.rx.refused.take()).and_then(|r| r.recv);
         let unfinished: Vec<RecvWr> = self.rx.abandon().collect();
         for wr in unfinished {
             self.flush_recv(&wr, WcStatus::Flushed);

@@ -178,11 +178,13 @@ impl<Q: Clone, B> Ring<Q, B> {
     }
 
     /// Whether a tagged operation has been posted (or has ended); otherwise the waker is kept.
-    pub(crate) fn poll_posted(&mut self, key: Key, waker: &Waker) -> bool {
+    pub(crate) fn poll_posted(&mut self, key: Key, waker: &Waker, fx: &mut Effects<Q, B>) -> bool {
         match self.slots.get(key) {
             Some(slot) if matches!(slot.phase, Phase::Queued) => {
-                if let Owner::Tagged { submitter, .. } = &mut slot.owner {
-                    *submitter = Some(waker.clone());
+                if let Owner::Tagged { submitter, .. } = &mut slot.owner
+                    && !submitter.as_ref().is_some_and(|w| w.will_wake(waker))
+                {
+                    fx.replaced.extend(submitter.replace(waker.clone()));
                 }
                 false
             }

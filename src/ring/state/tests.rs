@@ -213,7 +213,7 @@ fn r2_a_cancelled_submitter_is_never_posted() {
     let Ok(Submitted::Queued(key)) = ring.submit(half, &tie, wr(), owner, Some(vec![1])) else {
         panic!("not queued")
     };
-    assert!(!ring.poll_posted(key, Waker::noop()));
+    assert!(!ring.poll_posted(key, Waker::noop(), &mut fx));
     ring.cancel_queued(key, &mut fx);
     assert_eq!(fx.bufs.len(), 1);
     ring.complete(&cqe(id, WcStatus::Success), &mut fx);

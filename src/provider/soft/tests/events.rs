@@ -79,6 +79,51 @@ fn r3_two_drivers_that_only_wait_for_events_pass_a_message_back_and_forth() {
     });
 }
 
+/// A spinning thread polls once and goes away, in the middle of more than one slice: who sleeps must go on.
+#[test]
+fn r3_a_poll_by_another_thread_that_stops_at_its_budget_wakes_who_sleeps() {
+    const QPS: usize = 14;
+    const EACH: u64 = 96 << 10;
+    let (mut a, mut b) = (Side::new(Profile::Default), Side::new(Profile::Default));
+    let (from, to) = (a.region(EACH, ALL), b.region(EACH, ALL));
+    let pairs: Vec<(Qp, Qp)> = (0..QPS)
+        .map(|_| {
+            let (qa, qb) = (a.qp(), b.qp());
+            qb.connect(&attributes(&qa, false)).unwrap();
+            qa.connect(&attributes(&qb, true)).unwrap();
+            (qa, qb)
+        })
+        .collect();
+    for (qa, _) in &pairs {
+        post(qa, 0, write_to(&to, 0, None), &[sge(&from, 0, 8)]);
+    }
+    let deadline = Instant::now() + DEADLINE;
+    while a.seen.len() < QPS {
+        a.poll();
+        b.poll();
+        assert!(Instant::now() < deadline, "not connected");
+    }
+    a.seen.clear();
+    let (last, others) = pairs.split_last().unwrap();
+    recv(&last.1, 60, None);
+    settle(&mut a);
+    settle(&mut b);
+    // More than a slice moves, then a small message on the last one.
+    others.iter().for_each(|(qa, _)| post(qa, 1, write_to(&to, 0, None), &[sge(&from, 0, EACH)]));
+    post(&last.0, 2, write_to(&to, 0, Some(5)), &[sge(&from, 0, 8)]);
+    for _ in 0..20 {
+        a.poll();
+    }
+    // The other thread.
+    b.poll();
+    while b.seen.is_empty() {
+        assert!(readable(&b, DEADLINE.as_millis() as i32), "no event");
+        settle(&mut b);
+        a.poll();
+    }
+    assert_eq!(ids(&b.take()), [(60, WcStatus::Success)]);
+}
+
 #[test]
 fn r3_a_completion_after_the_last_poll_and_before_the_arm_is_seen() {
     let mut p = Pair::new(Profile::Default);
@@ -200,4 +245,15 @@ async fn r3_the_descriptor_wakes_tokio() {
         }
         assert_eq!((a.take()[0].status, b.take()[0].imm), (WcStatus::Success, Some(i)));
     }
+}
+
+#[test]
+fn k5_a_dial_that_is_accepted_and_never_answered_ends_by_its_deadline() {
+    let mut side = Side::new(Profile::Default);
+    let (qp, _peer) = super::hostile::raw_peer(&side);
+    let region = side.region(4096, ALL);
+    post(&qp, 1, SendOp::Send { imm: None }, &[sge(&region, 0, 100)]);
+    // Nobody polls before the timer says so.
+    next(&mut side);
+    assert_eq!(ids(&side.take()), [(1, WcStatus::RetryExceeded)]);
 }

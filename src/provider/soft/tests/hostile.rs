@@ -39,7 +39,7 @@ fn b1_strangers_at_a_listener_cost_the_peer_nothing() {
 }
 
 /// A queue pair whose peer is this test, with a raw socket.
-fn raw_peer(side: &Side) -> (Qp, TcpStream) {
+pub(super) fn raw_peer(side: &Side) -> (Qp, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let qp = side.qp();
     let remote = QpAddress {
@@ -162,4 +162,30 @@ fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
             ends_in_error(side, &qp, &format!("{profile} round {round}"));
         }
     }
+}
+
+#[test]
+fn r2_a_receive_that_a_refused_message_has_taken_completes_when_the_connection_dies_first() {
+    let mut side = Side::new(Profile::Default);
+    let (qp, mut peer) = raw_peer(&side);
+    let region = side.region(4096, ALL);
+    let remote = region.remote();
+    recv(&qp, 60, Some(sge(&region, 0, 10)));
+    recv(&qp, 61, Some(sge(&region, 0, 10)));
+    let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
+    // Part of a WRITE, then a SEND that is too long for its receive: the refusal has to wait for the WRITE's rest.
+    let mut write = Desc { total: 100, len: 100, ..Desc::new(Opcode::Write, 0) };
+    (write.addr, write.rkey) = (remote.addr + 2048, remote.rkey);
+    let send = Desc { total: 50, len: 50, ..Desc::new(Opcode::Send, 1) };
+    let bytes = frame(&[write, send], &[7; 150], 0);
+    peer.write_all(&hello.encode()).unwrap();
+    peer.write_all(&bytes[..bytes.len() - 100]).unwrap();
+    drop(peer);
+    let deadline = Instant::now() + DEADLINE;
+    while side.seen.len() < 2 {
+        side.poll();
+        assert!(Instant::now() < deadline, "{:?}", side.seen);
+    }
+    assert_eq!(ids(&side.take()), [(60, WcStatus::LocalLength), (61, WcStatus::Flushed)]);
+    assert_eq!(contents(&region, 0, 10), [0; 10]);
 }
