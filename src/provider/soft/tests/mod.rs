@@ -4,6 +4,7 @@ mod data;
 mod events;
 mod failures;
 mod hostile;
+mod shared;
 mod unordered;
 
 use std::time::{Duration, Instant};
