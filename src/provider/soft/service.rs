@@ -123,9 +123,6 @@ impl QpInner {
                     self.rx.expect_preamble(self.expected);
                     if let Link::Dialing(socket) = std::mem::replace(&mut self.link, Link::Down) {
                         self.connected(socket);
-                        // The peer lets us in at our first bytes: they do not wait for a request.
-                        self.tx.ack_due = true;
-                        self.transmit(1);
                     }
                 }
                 Err(_) => self.connection_lost(),
@@ -138,6 +135,10 @@ impl QpInner {
         link::tune(&socket, self.peer_timeout);
         self.link = Link::Up(socket);
         self.readable = true;
+        // The first bytes do not wait for a request: by those of the dialling side the peer lets it in, and by the answer
+        // that side knows that somebody is there, however long its first message takes.
+        self.tx.ack_due = true;
+        self.transmit(1);
     }
 
     pub(super) fn serve(

@@ -189,3 +189,25 @@ fn r2_a_receive_that_a_refused_message_has_taken_completes_when_the_connection_d
     assert_eq!(ids(&side.take()), [(60, WcStatus::LocalLength), (61, WcStatus::Flushed)]);
     assert_eq!(contents(&region, 0, 10), [0; 10]);
 }
+
+#[test]
+fn k5_a_queue_pair_that_is_dialled_answers_at_once() {
+    let mut side = Side::new(Profile::Default);
+    let qp = side.qp();
+    let remote = QpAddress { qp_num: 77, soft_key: 5, gid: qp.address().gid, ..QpAddress::default() };
+    qp.connect(&QpConnect { remote, ..attributes(&qp, false) }).unwrap();
+    let mut peer = TcpStream::connect((Ipv4Addr::LOCALHOST, qp.address().soft_port)).unwrap();
+    let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
+    peer.write_all(&hello.encode()).unwrap();
+    peer.set_nonblocking(true).unwrap();
+    // It has nothing to ask and nothing to acknowledge.
+    let (mut got, deadline) = (Vec::new(), Instant::now() + DEADLINE);
+    while got.len() < 32 {
+        side.poll();
+        let mut bytes = [0; 64];
+        let n = peer.read(&mut bytes).unwrap_or(0);
+        got.extend_from_slice(&bytes[..n]);
+        assert!(Instant::now() < deadline, "no answer");
+    }
+    assert_eq!(got[..32], Preamble { target: 77, own: qp.qp_num(), key: 5 }.encode());
+}
