@@ -5,6 +5,7 @@
 //! [`Accepted`] (register the channel) → [`Accepted::finish`]. Dropping any of them closes the connection, and
 //! nothing else is left of it (B4). The whole handshake has one deadline.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -174,6 +175,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
     /// When the handshake has to be done: what the caller does in between ends then too.
     pub(crate) fn deadline(&self) -> Deadline {
         self.deadline
+    }
+
+    /// Does what has to be done before the answer, until the deadline, or until this handshake is evicted.
+    pub(crate) async fn prepare<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, ConnectError>>,
+    ) -> Result<T, ConnectError> {
+        let stage = Stage::Hello;
+        let work = self.deadline.run(stage, work);
+        self.ticket.unless_evicted(work).await.unwrap_or(Err(ConnectError::Evicted { stage }))
     }
 }
 

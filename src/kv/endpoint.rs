@@ -126,6 +126,7 @@ impl KvEndpoint {
 
     /// As [`listen`](Self::listen), with room for `backlog` channels that are not accepted yet.
     async fn listen_with(&self, address: SocketAddr, backlog: usize) -> Result<KvListener, ConnectError> {
+        inside_a_runtime()?;
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
         let (sender, channels) = mpsc::channel(backlog);
@@ -162,6 +163,7 @@ impl KvEndpoint {
         target: impl ToString,
         peer: &PeerIdentity,
     ) -> Result<KvChannel, ConnectError> {
+        inside_a_runtime()?;
         let deadline = Deadline::after(self.shared.config.connect_timeout);
         let expect = Expect { epoch: peer.epoch, name: peer.name.clone() };
         match dial_peer(&self.shared, &target.to_string(), &expect, deadline).await {
@@ -174,6 +176,14 @@ impl KvEndpoint {
             }
             other => other,
         }
+    }
+}
+
+/// Sockets and timers of a bootstrap belong to the runtime that polls it.
+fn inside_a_runtime() -> Result<(), ConnectError> {
+    match Handle::try_current() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(ConnectError::resources(DeviceError::NoRuntime)),
     }
 }
 
@@ -234,6 +244,10 @@ async fn dial_peer(
         Ok(claimed) => claimed,
         Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
     };
+    let checked = setup::protocol(shared, &built, &peer, &agreed).and_then(|_| setup::peer_pool(&peer));
+    if let Err(reject) = checked {
+        return Err(reply.reject(reject).await);
+    }
     setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, true)?;
     let channel = match establish(claimed, built, &ours, &peer, &agreed, deadline).await {
         Err(ConnectError::Duplicate { winner }) => {
@@ -251,7 +265,9 @@ async fn dial_peer(
     }
 }
 
-async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::Sender<KvChannel>) {
+type Accepted = Result<KvChannel, ConnectError>;
+
+async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::Sender<Accepted>) {
     let mut handshakes = JoinSet::new();
     loop {
         let incoming = listener.accept(shared.config.connect_timeout).await;
@@ -263,13 +279,15 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
                 handshakes.spawn(async move {
                     let from = incoming.peer();
                     match answer(&shared, incoming, channels).await {
-                        Ok((channel, place)) => drop(place.send(channel)),
+                        Ok((channel, place)) => drop(place.send(Ok(channel))),
                         Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
                     }
                 });
             }
             Err(error) => {
                 tracing::error!(%error, "the listener failed");
+                // The receiver is gone when the listener was dropped: then nobody wants to know.
+                let _ = channels.send(Err(error)).await;
                 return;
             }
         }
@@ -280,9 +298,9 @@ async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::
 async fn answer(
     shared: &Arc<Shared>,
     incoming: Incoming<TcpStream>,
-    channels: mpsc::Sender<KvChannel>,
-) -> Result<(KvChannel, mpsc::OwnedPermit<KvChannel>), ConnectError> {
-    let offer = incoming.hello(shared.epoch).await?;
+    channels: mpsc::Sender<Accepted>,
+) -> Result<(KvChannel, mpsc::OwnedPermit<Accepted>), ConnectError> {
+    let mut offer = incoming.hello(shared.epoch).await?;
     let deadline = offer.deadline();
     let peer = offer.hello.clone();
     if peer.epoch == shared.epoch {
@@ -292,16 +310,24 @@ async fn answer(
         return Err(offer.reject(reject).await);
     }
     // Before anything is built: whoever does not accept has a bounded number of channels, and the peers wait.
-    let place = deadline.run(Stage::HelloReply, async { Ok(channels.reserve_owned().await) }).await?;
-    // The listener was dropped.
-    let Ok(place) = place else { return Err(ConnectError::Closed { stage: Stage::HelloReply }) };
-    let claimed = match Claimed::take(shared, &peer, peer.connection_id, &peer.dead, deadline).await? {
+    // It fails when the listener was dropped.
+    let place = offer.prepare(async {
+        channels.reserve_owned().await.map_err(|_| ConnectError::Closed { stage: Stage::Listen })
+    });
+    let place = place.await?;
+    let claim = Claimed::take(shared, &peer, peer.connection_id, &peer.dead, deadline);
+    let claimed = match offer.prepare(claim).await? {
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
     };
     let mut built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
     let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
-    let agreed = match agree(&ours, &peer) {
+    let agreed = agree(&ours, &peer).and_then(|agreed| {
+        // What the protocol cannot run with is refused while the peer can still be told.
+        setup::protocol(shared, &built, &peer, &agreed)?;
+        Ok(agreed)
+    });
+    let agreed = match agreed {
         Ok(agreed) => agreed,
         Err(reject) => return Err(offer.reject(reject).await),
     };
@@ -398,7 +424,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct KvListener {
     local: SocketAddr,
-    channels: mpsc::Receiver<KvChannel>,
+    channels: mpsc::Receiver<Accepted>,
     task: JoinHandle<()>,
 }
 
@@ -415,9 +441,11 @@ impl KvListener {
     /// Dropping the future loses no channel.
     ///
     /// # Errors
-    /// When the listening socket itself has failed.
+    /// When the listening socket itself has failed, or the runtime of the endpoint is gone. After the first such error
+    /// every call fails.
     pub async fn accept(&mut self) -> Result<KvChannel, ConnectError> {
-        self.channels.recv().await.ok_or(ConnectError::Closed { stage: Stage::Listen })
+        // The task ends early only with its runtime.
+        self.channels.recv().await.unwrap_or_else(|| Err(ConnectError::resources(DeviceError::NoRuntime)))
     }
 }
 

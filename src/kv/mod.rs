@@ -35,6 +35,8 @@ mod config;
 mod driver;
 mod endpoint;
 mod grant;
+#[cfg(test)]
+mod hostile;
 pub mod layout;
 mod path;
 mod peers;

@@ -1,0 +1,207 @@
+//! Peers that speak the bootstrap and then do as they like: each ends its own connection, with a typed cause, and the
+//! next peer is served as if nothing had been.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::*;
+use crate::connect::{
+    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, client,
+    dial,
+};
+use crate::device::{Device, SoftConfig};
+use crate::provider::QpAddress;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn endpoint(config: KvConfig) -> KvEndpoint {
+    let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
+    KvEndpoint::new(KvPool::new(&pd, Layout::contiguous(2, 8, 64).unwrap()).await.unwrap(), config).unwrap()
+}
+
+async fn server(config: KvConfig) -> (KvEndpoint, KvListener) {
+    let server = endpoint(config).await;
+    let listener = server.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.unwrap();
+    (server, listener)
+}
+
+fn hello(epoch: u64) -> Hello {
+    let gid = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+    Hello {
+        epoch,
+        name: "stranger".into(),
+        transport: "soft-tcp".into(),
+        connection_id: epoch,
+        qps: vec![QpAddress { qp_num: 77, gid, soft_port: 1, soft_key: 5, ..QpAddress::default() }],
+        mtu: 4096,
+        rd_atomic: 1,
+        caps: HelloCaps { ordered: true, immediate: true, max_msg: 1 << 30 },
+        credits: Credits { data: 8, control: 8 },
+        max_control: 1024,
+        notify: NotifyModes { imm: true, send: true },
+        layout: Some(HelloLayout {
+            layers: 2,
+            blocks: 8,
+            block_bytes: 64,
+            layer_stride: 512,
+            block_stride: 64,
+            dtype: String::new(),
+        }),
+        regions: vec![HelloRegion { addr: 4096, len: 1024, rkey: 1 }],
+        dead: Vec::new(),
+        auth: Vec::new(),
+    }
+}
+
+/// The whole handshake, as far as the server goes along. Answers its hello.
+async fn shake(to: SocketAddr, hello: &Hello) -> Result<Hello, ConnectError> {
+    let deadline = Deadline::after(PATIENCE);
+    let stream = dial(&to.to_string(), deadline).await?;
+    let reply = client(stream, hello, &Expect::default(), deadline).await?;
+    let theirs = reply.reply.clone();
+    reply.ready().await?;
+    Ok(theirs)
+}
+
+/// Every block comes back to the pool.
+async fn all_free(server: &KvEndpoint) {
+    let alloc = tokio::time::timeout(PATIENCE, server.pool().alloc(8));
+    alloc.await.expect("blocks are missing").unwrap();
+}
+
+/// One write lands, there and back.
+async fn check(listener: &mut KvListener) {
+    let good = endpoint(KvConfig::default()).await;
+    let (ours, theirs) = tokio::join!(good.connect(listener.local_addr()), listener.accept());
+    let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
+    for (from, to) in [(&ours, &theirs), (&theirs, &ours)] {
+        let grant = to.grant(to.pool().try_alloc(2).unwrap()).unwrap();
+        from.write(WriteRequest::new(&grant, from.pool().try_alloc(2).unwrap())).await.0.unwrap();
+        to.next_arrival().await.unwrap();
+    }
+    ours.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn b1_extreme_hellos_end_in_a_refusal_or_in_a_channel() {
+    let (server, mut listener) = server(KvConfig::default()).await;
+    type Extreme = (&'static str, bool, fn(&mut Hello));
+    let extremes: [Extreme; 12] = [
+        ("as it should be", true, |_| {}),
+        ("64 queue pairs", true, |h| {
+            h.qps = (0..64).map(|n| QpAddress { qp_num: n + 2, ..h.qps[0] }).collect();
+        }),
+        ("one queue pair 64 times", true, |h| h.qps = vec![h.qps[0]; 64]),
+        ("all credits", true, |h| h.credits = Credits { data: u32::MAX, control: u32::MAX }),
+        ("no credits to speak of", false, |h| h.credits = Credits { data: 1, control: 1 }),
+        ("control messages of a byte", false, |h| h.max_control = 1),
+        ("messages of a byte", true, |h| h.caps.max_msg = 1),
+        ("endless messages", true, |h| (h.caps.max_msg, h.max_control) = (u64::MAX, u32::MAX)),
+        ("a region of nearly everything", true, |h| {
+            h.regions = vec![HelloRegion { addr: 1, len: u64::MAX - 1, rkey: 0 }; 1];
+        }),
+        ("regions of more than everything", false, |h| {
+            h.regions = vec![HelloRegion { addr: 1, len: u64::MAX - 1, rkey: 0 }; 9];
+        }),
+        ("layers without end", false, |h| h.layout.as_mut().unwrap().layers = u32::MAX),
+        ("blocks without end", false, |h| {
+            let layout = h.layout.as_mut().unwrap();
+            (layout.blocks, layout.block_stride, layout.layer_stride) = (u32::MAX, 1 << 40, u64::MAX);
+        }),
+    ];
+    for (epoch, (what, fits, change)) in (1..).zip(extremes) {
+        let mut hello = hello(epoch);
+        change(&mut hello);
+        match shake(listener.local_addr(), &hello).await {
+            Ok(theirs) => {
+                assert!(fits, "{what}: accepted");
+                let channel = listener.accept().await.unwrap();
+                assert_eq!(channel.path().qps.len(), theirs.qps.len(), "{what}");
+                // What it says of itself is used for nothing before it is checked.
+                let grant = channel.grant(channel.pool().try_alloc(1).unwrap()).unwrap();
+                channel.revoke(&grant);
+                channel.kill();
+            }
+            // Told, not only cut off.
+            Err(ConnectError::Closed { .. } | ConnectError::Io { .. } | ConnectError::Timeout { .. }) => {
+                panic!("{what}: no word of why")
+            }
+            Err(error) => assert!(!fits, "{what}: {error}"),
+        }
+    }
+    check(&mut listener).await;
+    all_free(&server).await;
+}
+
+/// The peer's end of the data connection, after both have said who they are.
+fn data_connection(ours: &Hello, theirs: &Hello) -> TcpStream {
+    let (ours, theirs) = (&ours.qps[0], &theirs.qps[0]);
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, theirs.soft_port)).unwrap();
+    let mut preamble = b"landfal1".to_vec();
+    preamble.extend_from_slice(&theirs.qp_num.to_le_bytes());
+    preamble.extend_from_slice(&ours.qp_num.to_le_bytes());
+    preamble.extend_from_slice(&theirs.soft_key.to_le_bytes());
+    preamble.extend_from_slice(&[0; 8]);
+    stream.write_all(&preamble).unwrap();
+    stream
+}
+
+/// A frame with one SEND of `bytes`, as the engine's own.
+fn send(bytes: &[u8]) -> Vec<u8> {
+    let len = (bytes.len() as u32).to_le_bytes();
+    let mut out = vec![0x4c, 1, 1, 0];
+    for word in [[0; 4], len, [0; 4]] {
+        out.extend_from_slice(&word);
+    }
+    // SEND, its number, immediate, key; an address; the total, the offset and the length.
+    for word in [[1, 0, 0, 0], [0; 4], [0; 4], [0; 4], [0; 4], [0; 4], len, [0; 4], len] {
+        out.extend_from_slice(&word);
+    }
+    out.extend_from_slice(bytes);
+    out
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn b1_a_peer_that_sends_garbage_on_the_data_connection_ends_its_channel_alone() {
+    let (server, mut listener) = server(KvConfig::default()).await;
+    type Words = (&'static str, Vec<u8>, fn(Cause) -> bool);
+    let words: [Words; 4] = [
+        ("no frame", vec![0xa5; 4096], |c| c == Cause::Transport),
+        ("a message of zeros", send(&[0; 100]), |c| matches!(c, Cause::Violation(_))),
+        ("a message of ones", send(&[0xff; 1024]), |c| matches!(c, Cause::Violation(_))),
+        ("a message longer than its receive", send(&[1; 1025]), |c| c == Cause::Transport),
+    ];
+    for (epoch, (what, bytes, fits)) in (1..).zip(words) {
+        let ours = hello(epoch);
+        let theirs = shake(listener.local_addr(), &ours).await.unwrap();
+        let channel = listener.accept().await.unwrap();
+        let grant = channel.grant(channel.pool().try_alloc(3).unwrap()).unwrap();
+        let mut stream = data_connection(&ours, &theirs);
+        stream.write_all(&bytes).unwrap();
+        let closed = tokio::time::timeout(PATIENCE, channel.closed()).await.expect(what);
+        assert!(fits(closed.cause()), "{what}: {closed}");
+        assert!(matches!(channel.next_arrival().await, Err(ArrivalError::Closed(_))), "{what}: {grant:?}");
+        all_free(&server).await;
+        // Its connection is closed: what was said before, then the end or a reset.
+        let _ = tokio::task::spawn_blocking(move || stream.read_to_end(&mut Vec::new())).await.unwrap();
+    }
+    check(&mut listener).await;
+}
+
+#[tokio::test]
+async fn k5_a_peer_that_never_dials_or_never_reads_is_lost_by_the_deadline() {
+    let config =
+        KvConfig::default().heartbeat(Duration::from_millis(50)).peer_timeout(Duration::from_millis(200));
+    let (server, mut listener) = server(config).await;
+    for (epoch, dials) in [(1, false), (2, true)] {
+        let ours = hello(epoch);
+        let theirs = shake(listener.local_addr(), &ours).await.unwrap();
+        let channel = listener.accept().await.unwrap();
+        let stream = dials.then(|| data_connection(&ours, &theirs));
+        let closed = tokio::time::timeout(PATIENCE, channel.closed()).await.expect("it ends");
+        assert_eq!(closed.cause(), Cause::PeerLost, "{closed}");
+        drop(stream);
+    }
+    all_free(&server).await;
+}
