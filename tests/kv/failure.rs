@@ -296,8 +296,8 @@ async fn r7_a_future_that_gives_up_waiting_leaves_nothing(profile: Profile) {
     impl Wake for Nothing {
         fn wake(self: Arc<Self>) {}
     }
-    // The other side stays: without it the channel would end.
-    let Pair { sender: channel, receiver: _other, .. } = pair(profile, layout(1, 4, 4096)).await;
+    let pair = pair(profile, layout(1, 4, 4096)).await;
+    let channel = &pair.sender;
     let task = Arc::new(Nothing);
     let waker = Waker::from(task.clone());
     let cx = &mut Context::from_waker(&waker);

@@ -62,13 +62,15 @@ fn r7_everything_is_dropped_in_every_order_with_work_in_flight() {
 fn r7_a_runtime_that_goes_away_ends_operations_with_runtime_gone() {
     for profile in Profile::ALL {
         for drop_handles_first in [false, true] {
+            let device = device(profile);
+            let side = || Side::new(&device, depth(profile, 16), Default::default());
+            // Its end is not to be taken for the peer's.
+            let of_peer = tokio::runtime::Runtime::new().unwrap();
+            let b = of_peer.block_on(async { side() });
             let (ops, rest) = {
                 let runtime = tokio::runtime::Runtime::new().unwrap();
                 let made = runtime.block_on(async {
-                    let device = device(profile);
-                    let depth = depth(profile, 16);
-                    let side = || Side::new(&device, depth, Default::default());
-                    let (a, b) = (side(), side());
+                    let a = side();
                     // The peer never connects: what is posted stays in flight.
                     a.qp.connect(&b.qp.endpoint().unwrap(), Role::Active, Default::default()).await.unwrap();
                     let target = b.exposed(64).await;
