@@ -1,0 +1,242 @@
+//! What the user asks of a channel: each call takes the lock, does its part, and lets the rest go on by itself.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use super::closed::{ChannelClosed, MessageError, ended_unknown};
+use super::{Granted, KvDriver};
+use crate::clock::later;
+use crate::kv::arrival::{Arrival, ArrivalError};
+use crate::kv::grant::{Binding, Grant};
+use crate::kv::pool::Blocks;
+use crate::kv::proto::{Cause, MessageRefused, Resolution, TransferId};
+use crate::kv::targets;
+use crate::kv::waiting::{Place, Wait};
+use crate::kv::write::{Landed, Started, WriteError, WriteRequest};
+
+impl KvDriver {
+    /// Starts a write. `waiter` is told when there is room, if there is none.
+    pub(in crate::kv) fn start_write(
+        &self,
+        request: Box<WriteRequest>,
+        waiter: Option<(&Waker, &mut Place)>,
+    ) -> Started {
+        let started = Instant::now();
+        // Long lists take milliseconds: planned without the lock, so that the channel goes on meanwhile (R9).
+        let checked = self.check(&request).and_then(|()| targets::plan(&request, &self.pool, &self.peer));
+        self.locked(|inner, after| {
+            let started = match checked {
+                Ok(plan) => {
+                    let deadline = later(started, request.deadline.unwrap_or(self.deadline));
+                    inner.start_write(request, plan, deadline, waiter, started, after)
+                }
+                Err(error) => Started::Refused(error, request.source),
+            };
+            inner.stats.refused += u64::from(matches!(started, Started::Refused(..)));
+            started
+        })
+    }
+
+    /// What needs no lock: epochs, pool, positions.
+    fn check(&self, request: &WriteRequest) -> Result<(), WriteError> {
+        let grant = &request.grant;
+        if !request.source.pool().same(&self.pool) {
+            return Err(WriteError::ForeignBlocks);
+        }
+        if grant.owner_epoch() != self.peer_epoch {
+            return Err(WriteError::PeerRestarted { grant: grant.owner_epoch(), peer: self.peer_epoch });
+        }
+        if grant.bound_epoch() != self.local_epoch {
+            return Err(WriteError::NotOurs { bound: grant.bound_epoch(), ours: self.local_epoch });
+        }
+        if grant.connection() != self.connection_id {
+            return Err(WriteError::StaleGrant { grant: grant.id() });
+        }
+        Ok(())
+    }
+
+    pub(in crate::kv) fn poll_write(
+        &self,
+        id: TransferId,
+        waker: &Waker,
+    ) -> Poll<(Result<Landed, WriteError>, Arc<Blocks>)> {
+        self.wait(&Context::from_waker(waker), |inner, after, waker| inner.take_write(id, waker, after))
+    }
+
+    /// The future of a write was dropped.
+    pub(in crate::kv) fn abandon(&self, id: TransferId) {
+        let now = Instant::now();
+        self.locked(|inner, after| {
+            let Some(entry) = inner.writes.get_mut(&id) else { return };
+            entry.detached = true;
+            after.replaced.extend(entry.waker.take());
+            if entry.outcome.is_none()
+                && let Some(conn) = &mut inner.conn
+            {
+                conn.abort(id, now);
+                inner.turn(now, after);
+            }
+            inner.forget_finished(id, after);
+        });
+    }
+
+    pub(in crate::kv) fn detach(&self, id: TransferId) {
+        self.locked(|inner, after| {
+            if let Some(entry) = inner.writes.get_mut(&id) {
+                entry.detached = true;
+                after.replaced.extend(entry.waker.take());
+            }
+            inner.forget_finished(id, after);
+        });
+    }
+
+    pub(in crate::kv) fn grant(&self, blocks: Blocks) -> Result<Grant, (ChannelClosed, Blocks)> {
+        self.locked(|inner, _| {
+            let closed = inner.closed();
+            match (&mut inner.conn, closed) {
+                (Some(conn), None) => {
+                    let layout = self.pool.layout();
+                    let bytes = layout.block_bytes() * u64::from(layout.layers()) * u64::from(blocks.len());
+                    let id = conn.issue_grant(bytes);
+                    let binding = Binding {
+                        owner: self.local_epoch,
+                        bound: self.peer_epoch,
+                        connection: self.connection_id,
+                    };
+                    // A claim holds each block once, and fewer than there are u32s.
+                    let grant =
+                        Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
+                    inner.grants.insert(id, Granted { blocks, aborted: false });
+                    Ok(grant)
+                }
+                (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
+            }
+        })
+    }
+
+    pub(in crate::kv) fn revoke(&self, grant: u64) {
+        let now = Instant::now();
+        self.locked(|inner, after| {
+            if inner.grants.contains_key(&grant)
+                && let Some(conn) = &mut inner.conn
+            {
+                conn.revoke_grant(grant, now);
+                inner.turn(now, after);
+            }
+        });
+    }
+
+    pub(in crate::kv) fn poll_arrival(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+    ) -> Poll<Result<Arrival, ArrivalError>> {
+        self.wait(cx, |inner, after, waker| {
+            if let Some(arrival) = inner.arrivals.pop_front() {
+                return Some(arrival);
+            }
+            if let Some(closed) = inner.closed() {
+                return Some(Err(closed.into()));
+            }
+            inner.enlist(Wait::Arrival, place, waker, after);
+            None
+        })
+    }
+
+    pub(in crate::kv) fn poll_message(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+    ) -> Poll<Result<Vec<u8>, ChannelClosed>> {
+        self.wait(cx, |inner, after, waker| {
+            if let Some(message) = inner.messages.pop_front() {
+                if let Some(conn) = &mut inner.conn {
+                    conn.message_taken(message.len());
+                    inner.turn(Instant::now(), after);
+                }
+                return Some(Ok(message));
+            }
+            if let Some(closed) = inner.closed() {
+                return Some(Err(closed));
+            }
+            inner.enlist(Wait::Message, place, waker, after);
+            None
+        })
+    }
+
+    pub(in crate::kv) fn poll_send_message(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+        message: &mut Option<Vec<u8>>,
+    ) -> Poll<Result<(), MessageError>> {
+        let now = Instant::now();
+        let out = self.locked(|inner, after| {
+            let closed = inner.closed();
+            let Some(conn) = &mut inner.conn else {
+                return Some(Err(closed.unwrap_or_else(ended_unknown).into()));
+            };
+            let bytes = message.take().unwrap_or_default();
+            match conn.send_message(bytes) {
+                Ok(()) => {
+                    inner.turn(now, after);
+                    Some(Ok(()))
+                }
+                Err((MessageRefused::TooLong { asked, limit }, _)) => {
+                    Some(Err(MessageError::TooLong { asked, limit }))
+                }
+                Err((MessageRefused::Full { .. }, bytes)) => {
+                    *message = Some(bytes);
+                    inner.enlist(Wait::Room, place, Some(cx.waker()), after);
+                    None
+                }
+                Err((MessageRefused::Closed, _)) => Some(Err(closed
+                    .unwrap_or_else(|| ChannelClosed {
+                        reason: "it is closing".to_owned(),
+                        cause: Cause::Closed,
+                    })
+                    .into())),
+            }
+        });
+        match out {
+            Some(out) => Poll::Ready(out),
+            None => Poll::Pending,
+        }
+    }
+
+    pub(in crate::kv) fn poll_resolution(
+        &self,
+        cx: &Context<'_>,
+        place: &mut Place,
+        id: TransferId,
+    ) -> Poll<Option<Resolution>> {
+        self.wait(cx, |inner, after, waker| {
+            match inner.doubts.get(&id) {
+                None => return Some(None),
+                Some(&Some(resolution)) => return Some(Some(resolution)),
+                Some(None) if inner.closed().is_some() => return Some(None),
+                Some(None) => {}
+            }
+            inner.enlist(Wait::Resolution, place, waker, after);
+            None
+        })
+    }
+
+    pub(in crate::kv) fn poll_end(&self, cx: &Context<'_>, place: &mut Place) -> Poll<ChannelClosed> {
+        self.locked(|inner, after| match inner.closed() {
+            Some(closed) => Poll::Ready(closed),
+            None => {
+                inner.enlist(Wait::End, place, Some(cx.waker()), after);
+                Poll::Pending
+            }
+        })
+    }
+
+    /// A future that may have waited is dropped.
+    pub(in crate::kv) fn leave(&self, place: &mut Place) {
+        if !place.is_new() {
+            self.locked(|inner, after| after.replaced.extend(inner.waiting.leave(place)));
+        }
+    }
+}

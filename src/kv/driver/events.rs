@@ -1,0 +1,58 @@
+//! What the protocol tells: outcomes, arrivals, messages, ends.
+
+use std::time::Instant;
+
+use super::{After, Granted, Inner};
+use crate::kv::arrival::Arrival;
+use crate::kv::proto::{Cause, Connection, Event};
+use crate::kv::waiting::Wait;
+
+impl Inner {
+    pub(super) fn events(&mut self, now: Instant, after: &mut After) {
+        while let Some(event) = self.conn.as_mut().and_then(Connection::poll_event) {
+            match event {
+                Event::Sent { id } => {
+                    if let Some(entry) = self.writes.get_mut(&id) {
+                        entry.local.get_or_insert(now);
+                    }
+                }
+                Event::Done { id, outcome, wrs } => {
+                    self.stats.done(outcome);
+                    if let Some(entry) = self.writes.get_mut(&id) {
+                        entry.outcome = Some(outcome);
+                        entry.wrs = wrs;
+                        entry.landed = Some(now);
+                    }
+                    self.wake(Wait::Room, after);
+                    self.write_event(id, after);
+                }
+                Event::Released { id } => {
+                    if let Some(entry) = self.writes.get_mut(&id) {
+                        entry.released = true;
+                    }
+                    self.write_event(id, after);
+                }
+                Event::Resolved { id, resolution } => {
+                    self.doubts.insert(id, Some(resolution));
+                    self.wake(Wait::Resolution, after);
+                }
+                Event::Arrived { transfer, grant, bytes, tag } => {
+                    if let Some(Granted { blocks, .. }) = self.grants.remove(&grant) {
+                        self.stats.arrived += 1;
+                        self.arrivals.push_back(Ok(Arrival { grant, transfer, tag, bytes, blocks }));
+                        self.wake(Wait::Arrival, after);
+                    }
+                }
+                Event::Aborted { grant, reason } => self.aborted(grant, reason, after),
+                Event::Freed { grant } => after.blocks.extend(self.grants.remove(&grant).map(|g| g.blocks)),
+                Event::Message(bytes) => {
+                    self.messages.push_back(bytes);
+                    self.wake(Wait::Message, after);
+                }
+                Event::PeerClosed => self.closing = true,
+                Event::Lost(cause) => self.fail(cause, "see the cause", now, after),
+                Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),
+            }
+        }
+    }
+}

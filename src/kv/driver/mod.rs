@@ -1,0 +1,334 @@
+//! The driver of a channel: turns completions into protocol input and protocol output into work requests.
+//!
+//! One lock guards a channel's protocol, queues and waiters. It is never held across an await; wakers fire and
+//! blocks go back to their pool after it is released. The reactor's task, a spinning future and a starting write all
+//! drive by the same means, so that a small write is posted by the thread that asked for it and confirmed by the
+//! thread that waits for it.
+
+mod calls;
+mod closed;
+mod events;
+mod progress;
+mod writes;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::future::Future;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+
+use crate::clock::later;
+use crate::kv::arrival::{Arrival, ArrivalError};
+use crate::kv::lock;
+use crate::kv::path::QpReport;
+use crate::kv::pool::{Blocks, KvPool};
+use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, TransferId};
+use crate::kv::queues::Queue;
+use crate::kv::stats::ChannelStats;
+use crate::kv::targets::PeerPool;
+use crate::kv::waiting::Waiting;
+use crate::provider::{Cq, Cqe};
+use crate::reactor::{Drive, DriverHandle, Step};
+
+pub use closed::{ChannelClosed, MessageError};
+
+/// Completions that one poll takes.
+const BATCH: usize = 64;
+/// Polls that one slice makes before it yields (R9).
+const POLLS: usize = 8;
+/// How long flushed work requests may take to come back after the queue pairs were put in the error state. Drivers
+/// flush at once; a queue pair that has not by then is destroyed all the same, which frees its buffers too.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+
+/// A connected channel's working parts.
+pub(crate) struct KvDriver {
+    inner: Mutex<Inner>,
+    spin: Duration,
+    deadline: Duration,
+    pool: KvPool,
+    peer: PeerPool,
+    connection_id: u64,
+    local_epoch: u64,
+    peer_epoch: u64,
+    runtime: Handle,
+    task: OnceLock<DriverHandle>,
+    /// Called once when the channel has ended and its queue pairs are gone, with what must outlive it.
+    on_end: Mutex<Option<OnEnd>>,
+}
+
+pub(crate) type OnEnd = Box<dyn FnOnce(Ledger) + Send>;
+
+struct Inner {
+    conn: Option<Connection>,
+    // Queue pairs go before the completion queue that they use (R7).
+    queues: Vec<Queue>,
+    cq: Cq,
+    cqes: Box<[Cqe; BATCH]>,
+    writes: HashMap<TransferId, WriteEntry>,
+    /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
+    grants: BTreeMap<u64, Granted>,
+    arrivals: VecDeque<Result<Arrival, ArrivalError>>,
+    messages: VecDeque<Vec<u8>>,
+    /// Transfers of earlier connections that were in doubt, and what became of them.
+    doubts: HashMap<TransferId, Option<Resolution>>,
+    waiting: Waiting,
+    state: State,
+    /// The device's own words on the failure that came first (R6).
+    first_cause: Option<String>,
+    closing: bool,
+    stats: ChannelStats,
+    /// What the task sleeps until.
+    scheduled: Option<Instant>,
+    batch: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Open,
+    /// Queue pairs are in the error state; their flushes are being counted.
+    Draining {
+        since: Instant,
+        cause: Cause,
+    },
+    /// The queue pairs are destroyed.
+    Ended {
+        cause: Cause,
+    },
+}
+
+/// Blocks that were granted.
+struct Granted {
+    blocks: Blocks,
+    /// Their arrival has ended; they are in quarantine.
+    aborted: bool,
+}
+
+struct WriteEntry {
+    source: Arc<Blocks>,
+    started: Instant,
+    planned: Duration,
+    local: Option<Instant>,
+    landed: Option<Instant>,
+    outcome: Option<Outcome>,
+    released: bool,
+    waker: Option<Waker>,
+    /// Nobody waits: forget it at its end.
+    detached: bool,
+    bytes: u64,
+    descriptors: u64,
+    wrs: u64,
+}
+
+/// What is to be done after the lock is released.
+#[derive(Default)]
+struct After {
+    wakers: Vec<Waker>,
+    /// Wakers that were replaced or are not needed any more: only dropped, which is the user's code too.
+    replaced: Vec<Waker>,
+    blocks: Vec<Blocks>,
+    sources: Vec<Arc<Blocks>>,
+    ledger: Option<Ledger>,
+    nudge: bool,
+}
+
+pub(crate) struct Parts {
+    pub(crate) conn: Connection,
+    pub(crate) cq: Cq,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) peer: PeerPool,
+    /// What the ledger of `conn` has in doubt.
+    pub(crate) doubts: Vec<TransferId>,
+    pub(crate) pool: KvPool,
+    pub(crate) spin: Duration,
+    pub(crate) deadline: Duration,
+    pub(crate) connection_id: u64,
+    pub(crate) local_epoch: u64,
+    pub(crate) peer_epoch: u64,
+    pub(crate) on_end: OnEnd,
+}
+impl KvDriver {
+    pub(crate) fn new(parts: Parts, runtime: Handle) -> Self {
+        Self {
+            inner: Mutex::new(Inner {
+                conn: Some(parts.conn),
+                queues: parts.queues,
+                cq: parts.cq,
+                cqes: Box::new([Cqe::default(); BATCH]),
+                writes: HashMap::new(),
+                grants: BTreeMap::new(),
+                arrivals: VecDeque::new(),
+                messages: VecDeque::new(),
+                doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
+                waiting: Waiting::default(),
+                state: State::Open,
+                first_cause: None,
+                closing: false,
+                stats: ChannelStats::default(),
+                scheduled: None,
+                batch: Vec::new(),
+            }),
+            spin: parts.spin,
+            deadline: parts.deadline,
+            pool: parts.pool,
+            peer: parts.peer,
+            connection_id: parts.connection_id,
+            local_epoch: parts.local_epoch,
+            peer_epoch: parts.peer_epoch,
+            runtime,
+            task: OnceLock::new(),
+            on_end: Mutex::new(Some(parts.on_end)),
+        }
+    }
+
+    /// The task that drives this, once it has been started.
+    pub(crate) fn set_task(&self, task: DriverHandle) {
+        let _ = self.task.set(task);
+        self.nudge();
+    }
+
+    pub(crate) fn pool(&self) -> &KvPool {
+        &self.pool
+    }
+
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(future);
+    }
+
+    fn nudge(&self) {
+        if let Some(task) = self.task.get() {
+            task.nudge();
+        }
+    }
+
+    /// Runs `f` under the lock, then does what had to wait for its release.
+    fn locked<T>(&self, f: impl FnOnce(&mut Inner, &mut After) -> T) -> T {
+        let mut after = After::default();
+        let out = {
+            let mut inner = lock(&self.inner);
+            let out = f(&mut inner, &mut after);
+            // A timeout that is nearer than what the task sleeps for: it must look again.
+            if let Some(next) = inner.next_timeout()
+                && inner.scheduled.is_none_or(|at| next < at)
+            {
+                inner.scheduled = Some(next);
+                after.nudge = true;
+            }
+            out
+        };
+        let After { wakers, replaced, blocks, sources, ledger, nudge } = after;
+        if nudge {
+            self.nudge();
+        }
+        // What must not be lost comes before what is the user's code. Who is woken finds the blocks in their pool.
+        if let Some(ledger) = ledger {
+            let on_end = lock(&self.on_end).take();
+            if let Some(on_end) = on_end {
+                on_end(ledger);
+            }
+        }
+        drop((blocks, sources));
+        wakers.into_iter().for_each(Waker::wake);
+        drop(replaced);
+        out
+    }
+
+    /// Polls `ready` under the lock; while it has nothing, drives for up to the spin budget, then leaves the waker.
+    ///
+    /// Spinning polls without arming. The task may sleep meanwhile: what it relies on, its arm, is not used up by that
+    /// without an event that wakes it.
+    fn wait<T>(
+        &self,
+        cx: &Context<'_>,
+        mut ready: impl FnMut(&mut Inner, &mut After, Option<&Waker>) -> Option<T>,
+    ) -> Poll<T> {
+        if !self.spin.is_zero() {
+            let end = later(Instant::now(), self.spin);
+            loop {
+                let now = Instant::now();
+                let out = self.locked(|inner, after| {
+                    if let Some(out) = ready(inner, after, None) {
+                        return Some(out);
+                    }
+                    inner.poll_once(now, after);
+                    ready(inner, after, None)
+                });
+                if let Some(out) = out {
+                    return Poll::Ready(out);
+                }
+                if now >= end {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        match self.locked(|inner, after| ready(inner, after, Some(cx.waker()))) {
+            Some(out) => Poll::Ready(out),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Starts a graceful end: what is in flight finishes, nothing new starts.
+    pub(crate) fn close_by(&self, deadline: Instant) {
+        let now = Instant::now();
+        self.locked(|inner, after| {
+            inner.closing = true;
+            if let Some(conn) = &mut inner.conn {
+                conn.close(deadline, now);
+                inner.turn(now, after);
+            }
+        });
+    }
+
+    /// Ends the channel at once.
+    pub(crate) fn kill(&self) {
+        self.locked(|inner, after| inner.fail(Cause::Local, "killed", Instant::now(), after));
+        self.nudge();
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        let inner = lock(&self.inner);
+        inner.state == State::Open && !inner.closing
+    }
+
+    pub(crate) fn stats(&self) -> ChannelStats {
+        lock(&self.inner).stats
+    }
+
+    pub(crate) fn reports(&self) -> Vec<QpReport> {
+        lock(&self.inner).queues.iter().map(Queue::report).collect()
+    }
+}
+
+impl Drive for KvDriver {
+    fn drive(&self, now: Instant) -> Step {
+        self.locked(|inner, after| inner.drive(now, after))
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let mut inner = lock(&self.inner);
+        inner.scheduled = inner.next_timeout();
+        inner.scheduled
+    }
+
+    fn runtime_gone(&self) {
+        self.locked(|inner, after| {
+            inner.fail(Cause::Local, RUNTIME_GONE, Instant::now(), after);
+        });
+    }
+
+    fn is_drained(&self) -> bool {
+        matches!(lock(&self.inner).state, State::Ended { .. })
+    }
+
+    fn abandon(&self) {
+        self.locked(|inner, after| {
+            inner.fail(Cause::Local, RUNTIME_GONE, Instant::now(), after);
+            inner.end(Instant::now(), after);
+        });
+    }
+}
+
+const RUNTIME_GONE: &str =
+    "the tokio runtime that drove it is gone; keep it alive until close().await has returned";

@@ -1,0 +1,254 @@
+//! Progress: completions in, the protocol's work out, until the queue is empty and armed; and the way down, from the
+//! first failure to the destroyed queue pairs.
+
+use std::task::Waker;
+use std::time::Instant;
+
+use super::closed::ChannelClosed;
+use super::{After, DRAIN_LIMIT, Inner, POLLS, State};
+use crate::kv::arrival::ArrivalError;
+use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
+use crate::kv::queues::{Outbox, Queue};
+use crate::kv::waiting::{Place, Wait};
+use crate::provider::{Armed, Cqe, WcOpcode, WcStatus};
+use crate::reactor::Step;
+use crate::ring::WrId;
+
+impl Inner {
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        match self.state {
+            State::Open => self.conn.as_ref().and_then(Connection::poll_timeout),
+            State::Draining { since, .. } => Some(since + DRAIN_LIMIT),
+            State::Ended { .. } => None,
+        }
+    }
+
+    pub(super) fn enlist(&mut self, wait: Wait, place: &mut Place, waker: Option<&Waker>, after: &mut After) {
+        if let Some(waker) = waker {
+            after.replaced.extend(self.waiting.enlist(wait, place, waker));
+        }
+    }
+
+    pub(super) fn wake(&mut self, wait: Wait, after: &mut After) {
+        self.waiting.take(wait, &mut after.wakers);
+    }
+
+    /// How the channel ended; `None` while it has not.
+    pub(super) fn closed(&self) -> Option<ChannelClosed> {
+        let State::Ended { cause } = self.state else { return None };
+        let graceful = cause == Cause::Closed;
+        let reason = match &self.first_cause {
+            Some(words) if !graceful => format!("{cause}: {words}"),
+            _ => cause.to_string(),
+        };
+        Some(ChannelClosed { reason, cause })
+    }
+
+    /// One bounded slice, which ends armed or with more to do.
+    pub(super) fn drive(&mut self, now: Instant, after: &mut After) -> Step {
+        let mut armed = false;
+        for _ in 0..POLLS {
+            let busy = self.poll_once(now, after);
+            if self.is_ended() {
+                return Step::Done;
+            }
+            if !after.wakers.is_empty() {
+                // Whoever was woken goes first: what it posts takes along what is due.
+                return Step::More;
+            }
+            if busy {
+                armed = false;
+                continue;
+            }
+            // Poll, arm, poll again (R3). On a software transport the second poll may have stopped in the middle of I/O
+            // that raises no event any more; arming once more asks for that too.
+            match self.cq.arm() {
+                Ok(Armed::More) => return Step::More,
+                Ok(Armed::Armed) if armed => return Step::Idle,
+                Ok(Armed::Armed) => armed = true,
+                Err(error) => self.fail(Cause::Transport, &format!("arming the queue: {error}"), now, after),
+            }
+        }
+        Step::More
+    }
+
+    pub(super) fn is_ended(&self) -> bool {
+        matches!(self.state, State::Ended { .. })
+    }
+
+    /// Takes one batch of completions, and does what follows. False when there was nothing to do.
+    pub(super) fn poll_once(&mut self, now: Instant, after: &mut After) -> bool {
+        if self.is_ended() {
+            return false;
+        }
+        let taken = match self.cq.poll(&mut self.cqes[..]) {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.fail(Cause::Transport, &format!("polling the queue: {error}"), now, after);
+                0
+            }
+        };
+        for n in 0..taken {
+            let cqe = self.cqes[n];
+            self.completion(&cqe, now, after);
+        }
+        let more = self.turn(now, after);
+        if taken > 0 {
+            // What was acknowledged or has finished has made room.
+            self.wake(Wait::Room, after);
+        }
+        taken > 0 || more
+    }
+
+    pub(super) fn completion(&mut self, cqe: &Cqe, now: Instant, after: &mut After) {
+        let id = WrId::decode(cqe.wr_id);
+        // By generation, never by queue pair number (R5).
+        let Some(qp) = self.queues.iter().position(|q| q.generation() == id.qp_generation) else { return };
+        let ok = cqe.status == WcStatus::Success;
+        if !ok && cqe.status != WcStatus::Flushed {
+            let words = format!("queue pair {}: {} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
+            self.fail(Cause::Transport, &words, now, after);
+        } else if !ok {
+            let words = "the connection to the peer has broken, and receives were flushed";
+            self.fail(Cause::Transport, words, now, after);
+        }
+        let Some(conn) = &mut self.conn else { return };
+        if !id.recv {
+            self.queues[qp].complete(id.key, ok, |token, ok| conn.handle_sent(token, ok, now));
+            return;
+        }
+        let queue = &mut self.queues[qp];
+        queue.take_recv();
+        if !ok {
+            return;
+        }
+        let received = match cqe.opcode {
+            WcOpcode::RecvWriteWithImm => {
+                let _ = queue.received(id.key.index, 0);
+                cqe.imm.map(Received::Imm)
+            }
+            _ => match queue.received(id.key.index, cqe.byte_len) {
+                Some(bytes) => {
+                    self.batch.clear();
+                    self.batch.extend_from_slice(bytes);
+                    Some(Received::Bytes(&self.batch))
+                }
+                None => None,
+            },
+        };
+        // The receive goes back before the credit for it can leave (it leaves in `turn`).
+        queue.repost(id.key.index);
+        let result = match received {
+            Some(received) => conn.handle_recv(qp, received, now),
+            None => Ok(()),
+        };
+        if let Err(violation) = result {
+            self.fail(Cause::Violation(violation), "the peer broke the protocol", now, after);
+        }
+    }
+
+    /// Timeouts, posting, events. True when it stopped with work left.
+    pub(super) fn turn(&mut self, now: Instant, after: &mut After) -> bool {
+        let mut more = false;
+        if self.state == State::Open {
+            if let Some(conn) = &mut self.conn
+                && conn.poll_timeout().is_some_and(|at| at <= now)
+            {
+                conn.handle_timeout(now);
+            }
+            let mut failure = None;
+            for queue in &mut self.queues {
+                if let Err(error) = queue.flush_recvs() {
+                    failure.get_or_insert_with(|| format!("posting a receive: {}", error.source));
+                }
+            }
+            if let Some(conn) = &mut self.conn {
+                more = conn.poll_transmit(now, &mut Outbox(&mut self.queues)) == Transmitted::More;
+                for queue in &mut self.queues {
+                    if let Err(error) = queue.flush(|token| conn.handle_sent(token, false, now)) {
+                        failure.get_or_insert_with(|| format!("posting: {}", error.source));
+                    }
+                }
+            }
+            if let Some(words) = failure {
+                self.fail(Cause::Transport, &words, now, after);
+            }
+        }
+        self.events(now, after);
+        if let State::Draining { since, .. } = self.state
+            && (self.queues.iter().all(Queue::is_drained) || now >= since + DRAIN_LIMIT)
+        {
+            self.end(now, after);
+        }
+        more && self.state == State::Open
+    }
+
+    /// Puts every queue pair in the error state. The first call counts.
+    pub(super) fn fail(&mut self, cause: Cause, words: &str, now: Instant, after: &mut After) {
+        if self.state != State::Open {
+            return;
+        }
+        if let Some(conn) = &mut self.conn {
+            conn.connection_lost(cause, now);
+        }
+        // Once both sides have said that they are done, either may destroy its queue pairs first: that is no failure.
+        let graceful = self.conn.as_ref().is_some_and(Connection::is_closed);
+        let cause = if graceful { Cause::Closed } else { cause };
+        tracing::debug!(%cause, words, "channel ends");
+        self.state = State::Draining { since: now, cause };
+        self.first_cause.get_or_insert_with(|| words.to_owned());
+        for queue in &self.queues {
+            if let Some(qp) = queue.qp()
+                && let Err(error) = qp.set_error()
+            {
+                tracing::warn!(%error, "a queue pair did not go to the error state; it is destroyed all the same");
+            }
+        }
+        // What has arrived by now is told first; every other grant ends here. Its blocks stay until the queue pairs are
+        // destroyed.
+        self.events(now, after);
+        let open: Vec<u64> = self.grants.iter().filter(|(_, g)| !g.aborted).map(|(&id, _)| id).collect();
+        for grant in open {
+            self.aborted(grant, AbortReason::ConnectionLost, after);
+        }
+        // The flushes are polled by the task.
+        after.nudge = true;
+    }
+
+    /// The arrival under `grant` will not come (K4). Told once.
+    pub(super) fn aborted(&mut self, grant: u64, reason: AbortReason, after: &mut After) {
+        if let Some(granted) = self.grants.get_mut(&grant)
+            && !std::mem::replace(&mut granted.aborted, true)
+        {
+            self.stats.aborted += 1;
+            self.arrivals.push_back(Err(ArrivalError::Aborted { grant, reason }));
+            self.wake(Wait::Arrival, after);
+        }
+    }
+
+    /// Destroys the queue pairs: from here on no late write reaches a block of ours, and no device reads one.
+    pub(super) fn end(&mut self, now: Instant, after: &mut After) {
+        let State::Draining { cause, .. } = self.state else { return };
+        if let Some(conn) = &mut self.conn {
+            for queue in &mut self.queues {
+                queue.destroy(|token| conn.handle_sent(token, false, now));
+            }
+            conn.fenced();
+        }
+        self.events(now, after);
+        self.state = State::Ended { cause };
+        // Whoever has come here, the task must see that it is over.
+        after.nudge = true;
+        after.ledger = self.conn.take().map(|conn| {
+            let mut ledger = conn.into_ledger();
+            // Their blocks go back to the pool now, so nobody may write to them under these grants any more. The sender
+            // refuses them by their connection.
+            ledger.burn_grants();
+            ledger
+        });
+        after.blocks.extend(std::mem::take(&mut self.grants).into_values().map(|granted| granted.blocks));
+        for wait in Wait::ALL {
+            self.wake(wait, after);
+        }
+    }
+}

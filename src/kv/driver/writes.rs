@@ -1,0 +1,151 @@
+//! Writes in progress: started, followed, and handed back with their source.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::{After, Inner, State, WriteEntry};
+use crate::kv::pool::Blocks;
+use crate::kv::proto::{Cause, GrantRef, Outcome, Reason, Refused, TransferId, WriteRequest as ProtoWrite};
+use crate::kv::targets::Planned;
+use crate::kv::waiting::{Place, Wait};
+use crate::kv::write::{Landed, Started, WriteError, WriteRequest};
+
+impl Inner {
+    pub(super) fn write_event(&mut self, id: TransferId, after: &mut After) {
+        if let Some(entry) = self.writes.get_mut(&id)
+            && entry.is_finished()
+        {
+            after.wakers.extend(entry.waker.take());
+        }
+        self.forget_finished(id, after);
+    }
+
+    pub(super) fn forget_finished(&mut self, id: TransferId, after: &mut After) {
+        if self.writes.get(&id).is_some_and(|e| e.detached && e.is_finished())
+            && let Some(entry) = self.writes.remove(&id)
+        {
+            after.sources.push(entry.source);
+        }
+    }
+
+    pub(super) fn start_write(
+        &mut self,
+        request: Box<WriteRequest>,
+        plan: Planned,
+        deadline: Instant,
+        waiter: Option<(&Waker, &mut Place)>,
+        started: Instant,
+        after: &mut After,
+    ) -> Started {
+        let refuse = |error, request: Box<WriteRequest>| Started::Refused(error, request.source);
+        let closed = self.closed();
+        let Some(conn) = &mut self.conn else {
+            let reason = Reason::Lost(match self.state {
+                State::Ended { cause } => cause,
+                _ => Cause::Local,
+            });
+            debug_assert!(closed.is_some());
+            return refuse(WriteError::Closed { reason }, request);
+        };
+        let grant = GrantRef {
+            id: request.grant.id(),
+            owner_epoch: request.grant.owner_epoch(),
+            bound_epoch: request.grant.bound_epoch(),
+            max_bytes: plan.granted_bytes,
+        };
+        let (bytes, descriptors) = (plan.plan.bytes(), plan.plan.descriptors());
+        let write = ProtoWrite { grant, plan: plan.plan, tag: request.tag, deadline };
+        let now = Instant::now();
+        match conn.write(write, now) {
+            Ok(id) => {
+                self.writes.insert(
+                    id,
+                    WriteEntry {
+                        source: request.source,
+                        started,
+                        planned: plan.took,
+                        local: None,
+                        landed: None,
+                        outcome: None,
+                        released: false,
+                        waker: waiter.map(|(waker, _)| waker.clone()),
+                        detached: false,
+                        bytes,
+                        descriptors,
+                        wrs: 0,
+                    },
+                );
+                if self.turn(now, after) {
+                    after.nudge = true;
+                }
+                Started::Running(id)
+            }
+            Err(Refused::Full { .. }) => {
+                if let Some((waker, place)) = waiter {
+                    self.enlist(Wait::Room, place, Some(waker), after);
+                }
+                Started::Full(request)
+            }
+            Err(Refused::StaleGrant { grant }) => refuse(WriteError::StaleGrant { grant }, request),
+            Err(Refused::PeerRestarted { grant, peer }) => {
+                refuse(WriteError::PeerRestarted { grant, peer }, request)
+            }
+            Err(Refused::WrongPeer { bound, local }) => {
+                refuse(WriteError::NotOurs { bound, ours: local }, request)
+            }
+            Err(Refused::OutOfRange { asked, granted }) => {
+                refuse(WriteError::OutOfRange { what: "byte", index: asked, limit: granted }, request)
+            }
+            Err(Refused::Closed) => {
+                let cause = match self.state {
+                    State::Draining { cause, .. } | State::Ended { cause } => cause,
+                    State::Open => Cause::Closed,
+                };
+                refuse(WriteError::Closed { reason: Reason::Lost(cause) }, request)
+            }
+        }
+    }
+
+    pub(super) fn take_write(
+        &mut self,
+        id: TransferId,
+        waker: Option<&Waker>,
+        after: &mut After,
+    ) -> Option<(Result<Landed, WriteError>, Arc<Blocks>)> {
+        let entry = self.writes.get_mut(&id)?;
+        if !entry.is_finished() {
+            if let Some(waker) = waker
+                && !entry.waker.as_ref().is_some_and(|w| w.will_wake(waker))
+            {
+                after.replaced.extend(entry.waker.replace(waker.clone()));
+            }
+            return None;
+        }
+        let entry = self.writes.remove(&id)?;
+        let result = match entry.outcome? {
+            Outcome::Landed => {
+                let since = |at: Option<Instant>| at.map_or(Duration::ZERO, |at| at - entry.started);
+                let landed = since(entry.landed);
+                Ok(Landed {
+                    transfer: id,
+                    bytes: entry.bytes,
+                    descriptors: entry.descriptors,
+                    wrs: entry.wrs,
+                    planned: entry.planned,
+                    local: entry.local.map_or(landed, |at| at - entry.started),
+                    landed,
+                })
+            }
+            Outcome::NotDelivered(reason) => Err(WriteError::NotDelivered(reason)),
+            Outcome::InDoubt(reason) => Err(WriteError::InDoubt { transfer: id, reason }),
+        };
+        Some((result, entry.source))
+    }
+}
+
+impl WriteEntry {
+    pub(super) fn is_finished(&self) -> bool {
+        self.outcome.is_some() && self.released
+    }
+}
