@@ -50,7 +50,7 @@ impl Inner {
                     self.wake(Wait::Message, after);
                 }
                 Event::PeerClosed => self.closing = true,
-                Event::Lost(cause) => self.fail(cause, "see the cause", now, after),
+                Event::Lost(cause) => self.fail(cause, "", now, after),
                 Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),
             }
         }

@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::closed::ChannelClosed;
-use super::{After, DRAIN_LIMIT, Inner, POLLS, State};
+use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, State};
 use crate::kv::arrival::ArrivalError;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
 use crate::kv::queues::{Outbox, Queue};
@@ -92,7 +92,17 @@ impl Inner {
             let cqe = self.cqes[n];
             self.completion(&cqe, now, after);
         }
-        let more = self.turn(now, after);
+        let mut more = self.turn(now, after);
+        // Only once everything that has come is handed in and answered: a runtime that was busy elsewhere finds its
+        // completions late, and what a time-out would miss may be among them.
+        if taken < BATCH
+            && self.state == State::Open
+            && let Some(conn) = &mut self.conn
+            && conn.poll_timeout().is_some_and(|at| at <= now)
+        {
+            conn.handle_timeout(now);
+            more |= self.turn(now, after);
+        }
         if taken > 0 {
             // What was acknowledged or has finished has made room.
             self.wake(Wait::Room, after);
@@ -147,15 +157,10 @@ impl Inner {
         }
     }
 
-    /// Timeouts, posting, events. True when it stopped with work left.
+    /// Posting, events. True when it stopped with work left.
     pub(super) fn turn(&mut self, now: Instant, after: &mut After) -> bool {
         let mut more = false;
         if self.state == State::Open {
-            if let Some(conn) = &mut self.conn
-                && conn.poll_timeout().is_some_and(|at| at <= now)
-            {
-                conn.handle_timeout(now);
-            }
             let mut failure = None;
             for queue in &mut self.queues {
                 if let Err(error) = queue.flush_recvs() {
@@ -196,7 +201,10 @@ impl Inner {
         let cause = if graceful { Cause::Closed } else { cause };
         tracing::debug!(%cause, words, "channel ends");
         self.state = State::Draining { since: now, cause };
-        self.first_cause.get_or_insert_with(|| words.to_owned());
+        // The protocol's own causes say all that there is.
+        if !words.is_empty() {
+            self.first_cause.get_or_insert_with(|| words.to_owned());
+        }
         for queue in &self.queues {
             if let Some(qp) = queue.qp()
                 && let Err(error) = qp.set_error()

@@ -265,7 +265,7 @@ impl Connection {
     }
 
     /// A posted work request has completed; `ok` is false if it failed, was flushed or could not be posted.
-    pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, _now: Instant) {
+    pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, now: Instant) {
         debug_assert!(self.outstanding > 0, "a token handed back twice");
         self.outstanding = self.outstanding.saturating_sub(1);
         if !ok && self.state == State::Open && !self.both_closed() {
@@ -273,7 +273,7 @@ impl Connection {
         }
         match (token.transfer(), self.state) {
             (Some(TransferId(id)), State::Open) => {
-                let mask = self.sender.on_sent(id, &mut self.out);
+                let mask = self.sender.on_sent(id, now, &mut self.out);
                 self.queue_abort_done(id, mask);
             }
             (Some(TransferId(id)), _) => self.sender.on_sent_lost(id, &mut self.out),

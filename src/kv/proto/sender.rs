@@ -223,10 +223,17 @@ impl Sender {
     }
 
     /// A data work request has completed. Answers as `abort` does.
-    pub(super) fn on_sent(&mut self, id: u64, out: &mut Outbox) -> Option<u64> {
+    ///
+    /// The grace of a cancelled transfer counts from its last completion, until its deadline: work that drains, if
+    /// slowly, is no reason to kill a healthy queue pair (K4).
+    pub(super) fn on_sent(&mut self, id: u64, now: Instant, out: &mut Outbox) -> Option<u64> {
         let t = self.get_mut(id)?;
         debug_assert!(t.outstanding > 0);
         t.outstanding = t.outstanding.saturating_sub(1);
+        let until = now.min(t.deadline);
+        if let Some(abort) = &mut t.abort {
+            abort.at = abort.at.max(until);
+        }
         self.settle(id, out)
     }
 
