@@ -7,7 +7,8 @@ use landfall::device::Profile;
 pub const USAGE: &str = "\
 cargo bench --bench landed -- [OPTIONS]
 
-  --only NAME      only the cases and floors whose name contains NAME (4KiB is also a part of 64KiB: give =4KiB for one)
+  --only NAMES     only the cases and floors whose name contains one of NAMES, separated by commas (4KiB is also a part of
+                   64KiB: give =4KiB for one)
   --mode MODE      event or spin; both without it
   --reps N         repetitions a case, instead of each case's own number
   --profile NAME   profile of the soft device: default, erdma-compat, srd, tiny
@@ -69,10 +70,10 @@ impl Args {
     pub fn wants(&self, name: &str) -> bool {
         match &self.only {
             None => true,
-            Some(only) => match only.strip_prefix('=') {
+            Some(only) => only.split(',').any(|only| match only.strip_prefix('=') {
                 Some(exact) => name == exact,
-                None => name.contains(only.as_str()),
-            },
+                None => name.contains(only),
+            }),
         }
     }
 
