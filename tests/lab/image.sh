@@ -1,5 +1,5 @@
 # The lab's kernel and initramfs: fetched from Debian, built once for each kernel version, kept in the cache.
-# Sourced by `run`. It writes to $CACHE only, installs nothing and needs no root.
+# Sourced by `run`. It writes to $CACHE only, installs nothing and needs no root (which only refreshes apt's lists).
 #
 # $CACHE/<kernel>-<hash>/ holds vmlinux and initrd.cpio; the hash is that of this file and guest/init. Debian ships
 # no siw module (CONFIG_RDMA_SIW is off there), so it is built from linux-source against the kernel's own headers.
@@ -10,22 +10,30 @@ MODULES=(
     rdma_rxe rdma_ucm                         # soft-RoCE, and RDMA_CM for programs
     veth sch_netem                            # the wire, and its faults
     virtio_pci virtio_net 9pnet_virtio 9p     # the wire between two guests, and the host's files
+    overlay                                   # a /tmp that can be written
 )
 
 # The newest kernel that apt knows here: sets KERNEL_IMAGE, ABI, KERNEL_VERSION and BUILD_PACKAGES. What apt has in
-# its lists is enough, the network is not asked.
+# its lists is enough; the network is asked only when there is nothing in them, as on a fresh machine.
 find_kernel() {
     have apt-get || die 'the lab takes its kernel from Debian packages, and there is no apt-get here'
     [ "$(dpkg --print-architecture)" = amd64 ] || die 'the lab runs on amd64 only'
-    KERNEL_IMAGE=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n1)
+    KERNEL_IMAGE=$(newest_kernel)
+    if [ -z "$KERNEL_IMAGE" ] && update_lists; then KERNEL_IMAGE=$(newest_kernel); fi
     [ -n "$KERNEL_IMAGE" ] ||
-        die "apt knows no linux-image-amd64: run 'apt-get update' as root, on Debian or with Debian's archive as a source"
+        die "apt knows no linux-image-amd64: on Debian, run 'apt-get update' as root; elsewhere, there is no lab"
     ABI=${KERNEL_IMAGE#linux-image-}
     KERNEL_VERSION=$(apt-cache show --no-all-versions "$KERNEL_IMAGE" | sed -n 's/^Version: //p' | head -n1)
     mapfile -t BUILD_PACKAGES < <(apt-cache depends "linux-headers-$ABI" 2>/dev/null |
         sed -n 's/^ *Depends: \(linux-[^ ]*\)$/\1/p' | grep -v '^linux-image')
     [ ${#BUILD_PACKAGES[@]} -gt 0 ] || die "apt knows no linux-headers-$ABI"
 }
+
+newest_kernel() {
+    apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[^ ]*\)$/\1/p' | head -n1
+}
+
+update_lists() { [ "$(id -u)" = 0 ] && apt-get update -qq >&2; }
 
 # The compiler that the kernel was built with, as its headers name it: gcc-12 on Debian 12.
 kernel_compiler() { printf '%s\n' "${BUILD_PACKAGES[@]}" | sed -n 's/^linux-compiler-\(gcc-[0-9]*\)-.*/\1/p' | head -n1; }
@@ -42,18 +50,25 @@ prepare() {
     local lock missing
     find_kernel
     IMAGE=$(image_dir)
-    [ ! -s "$IMAGE/initrd.cpio" ] || return 0
+    if [ -s "$IMAGE/initrd.cpio" ]; then
+        touch "$IMAGE" # still used: see below
+        return
+    fi
+    # It will be fetched, so let it be one that the archive still has.
+    if update_lists; then find_kernel; IMAGE=$(image_dir); fi
     missing=$(missing_packages build | xargs)
     [ -z "$missing" ] || die_missing "$missing"
     mkdir -p "$CACHE"
     exec {lock}>"$CACHE/lock"
     flock "$lock"
-    if [ ! -s "$IMAGE/initrd.cpio" ]; then
+    if [ -s "$IMAGE/initrd.cpio" ]; then
+        say 'another run has built the image meanwhile'
+    else
         say "building the image of kernel $KERNEL_VERSION in $CACHE"
         # Not in a condition: there, the shell ignores -e in all of it.
         (build_image)
-        # Images of other kernels or of an older lab; a guest that runs has its files open.
-        find "$CACHE" -mindepth 1 -maxdepth 1 -type d ! -path "$IMAGE" -exec rm -rf {} +
+        # Images of other kernels or of another state of the lab, unless another checkout still uses them.
+        find "$CACHE" -mindepth 1 -maxdepth 1 -type d ! -path "$IMAGE" -mtime +7 -exec rm -rf {} +
     fi
     exec {lock}>&-
 }
@@ -112,7 +127,7 @@ build_siw() {
 # busybox, the modules in the order to load them in, and guest/init.
 build_initramfs() {
     local module file PATH=$PATH:/usr/sbin:/sbin
-    mkdir -p root/{bin,modules,proc,sys,dev,host,lower}
+    mkdir -p root/{bin,modules,proc,sys,dev,host,lower,upper}
     cp "$(command -v busybox)" root/bin/busybox
     ln -s busybox root/bin/sh
     depmod -b kernel "$ABI"
