@@ -142,8 +142,13 @@ fn locked_memory_is_unlimited() {
 #[test]
 #[ignore = "needs the lab"]
 fn traffic_between_the_devices_takes_the_wire() {
-    const DATAGRAMS: u64 = 64;
     let [near, far] = Device::both();
+    takes_the_wire(&near, &far);
+    takes_the_wire(&far, &near);
+}
+
+fn takes_the_wire(near: &Device, far: &Device) {
+    const DATAGRAMS: u64 = 64;
     let sender = UdpSocket::bind((near.ip, 0)).expect("bind to the near end");
     let receiver = UdpSocket::bind((far.ip, 0)).expect("bind to the far end");
     receiver.set_read_timeout(Some(PATIENCE)).expect("a time-out");
@@ -161,7 +166,7 @@ fn traffic_between_the_devices_takes_the_wire() {
     assert!(sent >= DATAGRAMS && received >= DATAGRAMS, "{sent} sent, {received} received, of {DATAGRAMS}");
 }
 
-/// A test may take a device away and spoil the wire; `devices up`, run before each test binary, puts both right.
+/// A test may take a device away, an interface down, and spoil the wire; `devices up`, run before each test binary, puts all right.
 #[test]
 #[ignore = "needs the lab"]
 fn devices_are_put_back_after_a_removal() {
@@ -172,6 +177,7 @@ fn devices_are_put_back_after_a_removal() {
     let [near, far] = Device::both();
     let interface = near.interface();
     run("tc", &["qdisc", "add", "dev", &interface, "root", "netem", "loss", "100%"]);
+    run("ip", &["link", "set", &interface, "down"]);
     run("rdma", &["link", "delete", &far.name]);
     assert!(!far.dir().exists(), "{} is gone", far.name);
 
@@ -180,6 +186,9 @@ fn devices_are_put_back_after_a_removal() {
     let qdisc = Command::new("tc").args(["qdisc", "show", "dev", &interface]).output().expect("tc starts");
     let qdisc = String::from_utf8_lossy(&qdisc.stdout).into_owned();
     assert!(!qdisc.contains("netem"), "{qdisc}");
+    assert_eq!(text(near.port().join("state")), "4: ACTIVE", "{}", near.name);
+    takes_the_wire(&near, &far);
+    takes_the_wire(&far, &near);
 }
 
 /// Guest 1 echoes bytes. Guest 0 has it killed, and from then on gets silence: no reset, no end of the stream, and the
