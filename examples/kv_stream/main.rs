@@ -125,6 +125,18 @@ async fn run(args: &Args) -> Result<(), Error> {
 
 /// A device, a pool that holds one request, and an endpoint.
 async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> {
+    let device = device(args)?;
+    let layout = layout(args)?;
+    let memory = Memory::anonymous(layout.required_bytes());
+    let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
+    let config = KvConfig::default().qps(args.qps).spin(args.spin).require_rdma(args.verbs.is_some());
+    Ok(KvEndpoint::new(pool, config)?)
+}
+
+fn device(args: &Args) -> Result<Device, Error> {
+    if let Some(verbs) = &args.verbs {
+        return verbs_device(verbs);
+    }
     let mut soft = SoftConfig::from_env()?;
     if let Some(profile) = args.profile {
         soft = soft.profile(profile);
@@ -134,12 +146,24 @@ async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> 
     {
         soft = soft.address(ip);
     }
-    let device = Device::soft(soft)?;
-    let layout = layout(args)?;
-    let memory = Memory::anonymous(layout.required_bytes());
-    let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
-    let config = KvConfig::default().qps(args.qps).spin(args.spin);
-    Ok(KvEndpoint::new(pool, config)?)
+    Ok(Device::soft(soft)?)
+}
+
+#[cfg(feature = "verbs")]
+fn verbs_device(verbs: &args::Verbs) -> Result<Device, Error> {
+    let mut config = landfall::device::VerbsConfig::new();
+    if let Some(port) = verbs.port {
+        config = config.port(port);
+    }
+    if let Some(index) = verbs.gid_index {
+        config = config.gid_index(index);
+    }
+    Ok(Device::verbs(&verbs.device, config)?)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn verbs_device(_: &args::Verbs) -> Result<Device, Error> {
+    Err("--transport verbs: this build is without it; build with the feature \"verbs\"".into())
 }
 
 /// The address on which this side's data connections are made: the one that it listens on, or that its route to the

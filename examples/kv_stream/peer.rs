@@ -30,6 +30,17 @@ impl Peer {
         option("--token-bytes", &args.token_bytes);
         option("--page", &args.page);
         option("--run", &args.run);
+        if let Some(verbs) = &args.verbs {
+            option("--transport", &"verbs");
+            option("--device", verbs.peer_device.as_ref().unwrap_or(&verbs.device));
+            if let Some(port) = verbs.port {
+                option("--port", &port);
+            }
+            // The index is of our device's table; on another device the rule chooses.
+            if let (Some(index), None) = (verbs.gid_index, &verbs.peer_device) {
+                option("--gid-index", &index);
+            }
+        }
         if let Some(profile) = args.profile {
             option("--profile", &profile);
         }

@@ -116,8 +116,10 @@ impl KvEndpoint {
     /// authenticated: listen on trusted networks only.
     ///
     /// # Errors
-    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system; both at once.
+    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system, at once; and
+    /// [`ConnectError::Resources`] with [`DeviceError::NoManualConnect`] on a device that only RDMA_CM can connect.
     pub async fn listen(&self, address: SocketAddr) -> Result<KvListener, ConnectError> {
+        self.shared.device.check_oob().map_err(ConnectError::resources)?;
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
         let (sender, channels) = mpsc::channel(BACKLOG);
@@ -133,6 +135,7 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
+    /// [`ConnectError::Resources`] with [`DeviceError::NoManualConnect`] on a device that only RDMA_CM can connect.
     /// [`ConnectError::fault`] says who has to change something.
     ///
     /// # Cancel safety
@@ -154,6 +157,7 @@ impl KvEndpoint {
         target: impl ToString,
         peer: &PeerIdentity,
     ) -> Result<KvChannel, ConnectError> {
+        self.shared.device.check_oob().map_err(ConnectError::resources)?;
         let deadline = Deadline::after(self.shared.config.connect_timeout);
         let expect = Expect { epoch: peer.epoch, name: peer.name.clone() };
         match dial_peer(&self.shared, &target.to_string(), &expect, deadline).await {
@@ -330,8 +334,10 @@ async fn establish(
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),
         facts: PathFacts {
-            transport: "tcp",
+            transport: if shared.device.is_rdma() { "verbs" } else { "tcp" },
+            fabric: shared.device.transport().strip_prefix("verbs-"),
             device: shared.device.name().to_owned(),
+            port: shared.device.port(),
             profile: shared.device.profile().map(|p| p.to_string()),
             notify: match agreed.notify {
                 Notify::Imm => "imm",

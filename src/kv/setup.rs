@@ -18,9 +18,6 @@ use crate::memory::{Memory, Prefault};
 use crate::provider::{self, QpConnect};
 use crate::random::random_u64;
 
-/// The transport's name in the hello: both sides must use the same.
-const TRANSPORT: &str = "soft-tcp";
-
 /// A channel's local resources, before it is connected. Dropping them leaves nothing (B4).
 pub(super) struct Built {
     queues: Vec<Queue>,
@@ -61,7 +58,8 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
     Hello {
         epoch: shared.epoch,
         name: shared.name.clone(),
-        transport: TRANSPORT.to_owned(),
+        // Both sides must use the same.
+        transport: shared.device.transport().to_owned(),
         connection_id,
         qps: built.queues.iter().filter_map(Queue::qp).map(provider::Qp::address).collect(),
         // A device may report an MTU that is no path MTU (Ethernet's).
