@@ -29,7 +29,7 @@ pub(crate) async fn serve(
                 landed_bytes += arrival.bytes();
                 let (wrong, first) = match &mut sink {
                     Some(sink) => (sink.store(&arrival, bytes)?, None),
-                    None => verify(args, seed, index, &arrival)?,
+                    None => verify(args, seed, index, &arrival).await?,
                 };
                 all_right &= wrong == 0;
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
@@ -47,7 +47,12 @@ pub(crate) async fn serve(
 }
 
 /// Compares the checksum of each landed block with that of the block which belongs there.
-fn verify(args: &Args, seed: u64, request: u32, arrival: &Arrival) -> Result<(u64, Option<String>), Error> {
+async fn verify(
+    args: &Args,
+    seed: u64,
+    request: u32,
+    arrival: &Arrival,
+) -> Result<(u64, Option<String>), Error> {
     let blocks = arrival.blocks();
     let mut expected = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
     let (mut wrong, mut first) = (0, None);
@@ -59,6 +64,8 @@ fn verify(args: &Args, seed: u64, request: u32, arrival: &Arrival) -> Result<(u6
                 first.get_or_insert_with(|| format!("request {request}, layer {layer}, page {page}"));
             }
         }
+        // The channel's heartbeats are answered on this thread too.
+        tokio::task::yield_now().await;
     }
     Ok((wrong, first))
 }

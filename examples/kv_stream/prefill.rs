@@ -57,7 +57,7 @@ async fn synthetic(
     for index in 0..args.requests {
         let (source, _) = data::placement(seed, index, pages, args.run);
         let mut blocks = pool.claim(&source)?;
-        fill(args, seed, index, &mut blocks)?;
+        fill(args, seed, index, &mut blocks).await?;
         write(args, channel, report, Message::Request { index, blocks: pages, seed, bytes }, blocks).await?;
         progress.add(bytes);
         verdict(channel, report, index).await?;
@@ -94,13 +94,15 @@ pub(crate) async fn verdict(channel: &KvChannel, report: &mut Report, expected: 
     }
 }
 
-fn fill(args: &Args, seed: u64, request: u32, blocks: &mut Blocks) -> Result<(), Error> {
+async fn fill(args: &Args, seed: u64, request: u32, blocks: &mut Blocks) -> Result<(), Error> {
     let mut block = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
     for layer in 0..args.layers {
         for page in 0..blocks.len() {
             data::fill(seed, request, layer, page, &mut block);
             blocks.copy_in(layer, page, 0, &block)?;
         }
+        // The channel's heartbeats are answered on this thread too.
+        tokio::task::yield_now().await;
     }
     Ok(())
 }

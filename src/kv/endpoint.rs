@@ -217,7 +217,7 @@ async fn dial_peer(
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
     let stream = dial(target, deadline).await?;
-    let mut built = setup::build(shared, shared.config.qps).await?;
+    let built = setup::build(shared, shared.config.qps).await?;
     let connection = setup::new_id()?;
     let ours = setup::hello(shared, &built, connection, shared.peers.dead());
     let reply = client(stream, &ours, expect, deadline).await?;
@@ -230,7 +230,7 @@ async fn dial_peer(
         Ok(claimed) => claimed,
         Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
     };
-    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, true)?;
+    let built = setup::connect(shared, built, &peer, &agreed, true).await?;
     let channel = match establish(claimed, built, &ours, &peer, &agreed, deadline).await {
         Err(ConnectError::Duplicate { winner }) => {
             return Err(reply.reject(Reject::Duplicate { winner }).await);
@@ -287,13 +287,13 @@ async fn answer(shared: &Arc<Shared>, incoming: Incoming<TcpStream>) -> Result<K
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
     };
-    let mut built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
+    let built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
     let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
     let agreed = match agree(&ours, &peer) {
         Ok(agreed) => agreed,
         Err(reject) => return Err(offer.reject(reject).await),
     };
-    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, false)?;
+    let built = setup::connect(shared, built, &peer, &agreed, false).await?;
     let accepted = offer.accept(&ours).await?;
     let channel = establish(claimed, built, &ours, &peer, &agreed, deadline).await?;
     match accepted.finish().await {
