@@ -50,7 +50,7 @@ pub enum DeviceError {
     },
     /// RDMA devices need a library that cannot be loaded here.
     #[error(
-        "{library} cannot be loaded ({reason}); install rdma-core's libraries (Debian and Ubuntu: apt-get install libibverbs1 ibverbs-providers)"
+        "{library} cannot be loaded ({reason}); install rdma-core's libraries (Debian and Ubuntu: apt-get install libibverbs1 librdmacm1 ibverbs-providers)"
     )]
     Library {
         /// The library.

@@ -1,24 +1,41 @@
-//! Loading libibverbs, once a process, when a device is asked for the first time.
+//! Loading libibverbs and librdmacm, each once a process, when something of it is asked for the first time.
 //!
-//! Nothing is linked: the program starts on a machine without the library, and hears of it only when it asks for an
-//! RDMA device. A library that was loaded stays loaded, since its providers keep threads' and devices' state.
+//! Nothing is linked: the program starts on a machine without the libraries, and hears of it only when it asks for an
+//! RDMA device. A library that was loaded stays loaded: devices, threads and providers are in it.
 
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
 use super::sys::LibIbverbs;
+use super::sys_cm::LibRdmacm;
 use crate::error::DeviceError;
 
 const IBVERBS: &str = "libibverbs.so.1";
+#[allow(dead_code)] // Consumer: the RDMA_CM bootstrap.
+const RDMACM: &str = "librdmacm.so.1";
 
-static LOADED: OnceLock<Result<LibIbverbs, String>> = OnceLock::new();
-
-/// The library, or [`DeviceError::Library`].
+/// libibverbs, or [`DeviceError::Library`].
 pub(super) fn ibverbs() -> Result<&'static LibIbverbs, DeviceError> {
+    static LOADED: OnceLock<Result<LibIbverbs, String>> = OnceLock::new();
     LOADED
         .get_or_init(|| load(IBVERBS))
         .as_ref()
         .map_err(|reason| DeviceError::Library { library: IBVERBS, reason: reason.clone() })
+}
+
+/// librdmacm, or [`DeviceError::Library`].
+#[allow(dead_code)] // Consumer: the RDMA_CM bootstrap.
+pub(super) fn rdmacm() -> Result<&'static LibRdmacm, DeviceError> {
+    static LOADED: OnceLock<Result<LibRdmacm, String>> = OnceLock::new();
+    // Its devices are those of libibverbs.
+    ibverbs()?;
+    LOADED
+        .get_or_init(|| {
+            // SAFETY: as for libibverbs, in `load`.
+            unsafe { LibRdmacm::new(RDMACM) }.map_err(|e| e.to_string())
+        })
+        .as_ref()
+        .map_err(|reason| DeviceError::Library { library: RDMACM, reason: reason.clone() })
 }
 
 fn load(library: &str) -> Result<LibIbverbs, String> {
@@ -38,6 +55,21 @@ fn load(library: &str) -> Result<LibIbverbs, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Where the libraries are installed, they have every symbol that is declared.
+    #[test]
+    fn both_libraries_load_or_say_which_is_missing() {
+        for (library, loaded) in [(IBVERBS, ibverbs().err()), (RDMACM, rdmacm().err())] {
+            match loaded {
+                None => {}
+                Some(DeviceError::Library { library: named, .. }) => {
+                    assert!(named == library || named == IBVERBS, "{named}");
+                    assert!(!std::path::Path::new("/usr/lib/x86_64-linux-gnu").join(library).exists());
+                }
+                Some(other) => panic!("{other}"),
+            }
+        }
+    }
 
     #[test]
     fn a_missing_library_is_an_error_that_names_it() {

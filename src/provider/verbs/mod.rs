@@ -1,11 +1,11 @@
 //! The verbs provider: InfiniBand, RoCE and iWARP devices, through libibverbs.
 //!
-//! The library is loaded when a device is asked for, behind declarations of our own, so that a build needs no
+//! The libraries are loaded when a device is asked for, behind declarations of our own, so that a build needs no
 //! headers and a program starts without it. Only the classic calls are used (`ibv_create_qp`, `ibv_post_send`,
 //! `ibv_poll_cq`): not every provider has the extended ones.
 //!
 //! ```text
-//!   sys.rs      declarations, generated         load.rs    loading the library
+//!   sys.rs      declarations, generated         sys_cm.rs  those of RDMA_CM    load.rs  loading the libraries
 //!   calls.rs    the headers' inline functions, and what return values mean
 //!   map.rs      numbers to types
 //!   device.rs   devices and ports               caps.rs    what they can do     gids.rs  a port's GID table
@@ -39,6 +39,18 @@ mod qp;
     unsafe_op_in_unsafe_fn
 )]
 mod sys;
+#[allow(
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_upper_case_globals,
+    unreachable_pub,
+    unsafe_op_in_unsafe_fn,
+    unused_imports
+)]
+mod sys_cm;
 
 pub(crate) use cq::{VerbsChannel, VerbsCq};
 pub(crate) use device::{Fabric, VerbsDevice, VerbsPd, kernel_has, names};

@@ -1,5 +1,5 @@
-//! Declarations of libibverbs, made by `tools/bindgen.sh` from the headers of rdma-core (libibverbs-dev 44.0-2).
-//! Do not edit: change the script and run it.
+//! Declarations of libibverbs, made by `tools/bindgen.sh` from the headers of rdma-core (libibverbs-dev
+//! 44.0-2). Do not edit: change the script and run it.
 //!
 //! rdma-core's headers are under a choice of two licences, GPL-2.0 or the OpenIB.org BSD licence (BSD-2-Clause);
 //! the BSD licence is the one chosen here.
