@@ -239,14 +239,15 @@ impl QueuePair {
             done
         };
         // A device may look up the peer's address in between: off the runtime's workers (R9).
+        let blocks = self.core.with_qp(provider::Qp::connect_blocks) == Some(true);
         let done = match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => match runtime.spawn_blocking(connect).await {
+            Ok(runtime) if blocks => match runtime.spawn_blocking(connect).await {
                 Ok(done) => done,
                 Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
                 // The runtime is shutting down.
                 Err(_) => return Err(QpError::CqClosed),
             },
-            Err(_) => connect(),
+            _ => connect(),
         };
         done.unwrap_or_else(|| Err(self.closed("connected")))
     }

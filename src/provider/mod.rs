@@ -434,7 +434,16 @@ impl Qp {
         }
     }
 
-    /// INIT→RTR→RTS. Does not wait for the peer.
+    /// Whether [`connect`](Self::connect) may block, and belongs off the runtime's workers.
+    pub(crate) fn connect_blocks(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
+    /// INIT→RTR→RTS. Does not wait for the peer; a device may wait for the network to resolve its address.
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
         match self {
             Self::Soft(q) => q.connect(attr),

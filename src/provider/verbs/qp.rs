@@ -205,6 +205,11 @@ impl VerbsPd {
         recv_cq: &VerbsCq,
         init: QpInit,
     ) -> Result<VerbsQp, QpError> {
+        let ours = |cq: &VerbsCq| Arc::ptr_eq(&cq.raw.context, &self.raw.context);
+        if !ours(send_cq) || !ours(recv_cq) {
+            // Providers take the objects of a context for their own.
+            return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
+        }
         let os = |what| move |source| QpError::Os { what, source };
         let psn = random_u64().map_err(os("drawing a packet sequence number"))? as u32 & BITS_24;
         let raw = RawQp::create(&self.raw, &send_cq.raw, &recv_cq.raw, init)
