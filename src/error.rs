@@ -57,6 +57,65 @@ pub enum DeviceError {
         #[source]
         source: io::Error,
     },
+    /// RDMA devices need a library that cannot be loaded here.
+    #[error(
+        "{library} cannot be loaded ({reason}); install rdma-core's libraries (Debian and Ubuntu: apt-get install libibverbs1 librdmacm1 ibverbs-providers)"
+    )]
+    Library {
+        /// The library.
+        library: &'static str,
+        /// The loader's error.
+        reason: String,
+    },
+    /// The kernel has the device, and libibverbs has nothing that can drive it.
+    #[error(
+        "the kernel has {device}, but libibverbs finds no provider for it; install the provider (Debian and Ubuntu: apt-get install ibverbs-providers, or the vendor's package), and check that /dev/infiniband is there"
+    )]
+    NoProvider {
+        /// The device.
+        device: String,
+    },
+    /// The device is there and cannot be opened.
+    #[error("{device} cannot be opened; check that this user may read and write /dev/infiniband/uverbs*")]
+    Open {
+        /// The device.
+        device: String,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The device's port carries no traffic now.
+    #[error(
+        "port {port} of {device} is {state}; bring its network interface up, check the cable, or open another port"
+    )]
+    PortDown {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// Its state.
+        state: &'static str,
+    },
+    /// No GID of the port can be used, or not the one asked for.
+    #[error("port {port} of {device}: {reason}")]
+    Gid {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// What its table has, and the fix.
+        reason: String,
+    },
+    /// The device does not let queue pairs be connected by an out-of-band exchange.
+    #[error("{device} cannot be connected out of band: {cause}; {fix}")]
+    NoManualConnect {
+        /// The device.
+        device: String,
+        /// Why.
+        cause: String,
+        /// How to proceed.
+        fix: String,
+    },
     /// No tokio runtime where one is needed.
     #[error("no tokio runtime with I/O and time enabled here; call this inside one")]
     NoRuntime,
@@ -187,6 +246,21 @@ pub enum QpError {
         theirs: &'static str,
         /// How to proceed.
         fix: &'static str,
+    },
+    /// The device does not let queue pairs be connected by an out-of-band exchange.
+    #[error("queue pair {qp_num}: {what} was refused: {cause}; {fix}")]
+    ManualConnect {
+        /// The queue pair.
+        qp_num: u32,
+        /// The step that was refused.
+        what: &'static str,
+        /// Why.
+        cause: String,
+        /// How to proceed.
+        fix: String,
+        /// The system's error.
+        #[source]
+        source: io::Error,
     },
     /// The completion queue takes no more queue pairs.
     #[error("the completion queue is closed, or its runtime is gone; create another one")]

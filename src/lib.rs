@@ -22,8 +22,9 @@
 //! `#[non_exhaustive]`. Both ends of a connection have to run the same version; the handshake refuses another one. The
 //! minimum Rust version is 1.95. Linux only.
 //!
-//! So far the only transport is the soft provider over TCP: the semantics of RDMA queue pairs without a device. No RDMA
-//! hardware is driven yet. [`guide::transports`] says what is true on each.
+//! RDMA devices are driven through libibverbs, where queue pairs can be connected out of band; tried on the kernel's
+//! soft-RoCE, not on a network card yet. The soft provider has the semantics of RDMA queue pairs over TCP, without a
+//! device. [`guide::transports`] says what is true on each.
 //!
 //! # An example
 //!
@@ -64,7 +65,7 @@
 //!  KvChannel    kv                      blocks, grants, landing; a protocol without I/O inside
 //!  Ring         ring                    operations in, completions out; slots own the buffers; batches
 //!  Resources    ring, memory, device    queue pairs, completion queues, regions, protection domains; the reactor
-//!  Provider     (private)               the boundary, shaped like libibverbs; behind it: soft, over TCP
+//!  Provider     (private)               the boundary, shaped like libibverbs; behind it: verbs (libibverbs), soft (TCP)
 //!  Bootstrap    connect                 two endpoints find each other: out of band, over TCP
 //! ```
 //!
@@ -77,7 +78,9 @@
 //!
 //! # Features
 //!
-//! There are no Cargo features. A default build needs a Rust toolchain and nothing else.
+//! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//!
+//! A default build needs a Rust toolchain and nothing else.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs, unreachable_pub)]
 

@@ -195,12 +195,13 @@ impl QueuePair {
     /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:
     /// operations can be submitted at once, and fail with `RetryExceeded` when the peer does not appear.
     ///
+    /// # Cancel safety
+    /// Dropping the future only stops waiting: the queue pair is connected, or fails, all the same.
+    ///
     /// # Errors
     /// [`QpError::Limit`] for an option or an MTU out of range; [`QpError::Mismatch`] when one of the two devices keeps
-    /// order and the other does not; [`QpError::State`] when it was connected before, has failed or is closed.
-    ///
-    /// # Cancel safety
-    /// It does not wait: it is connected, or not, at the first poll.
+    /// order and the other does not; [`QpError::State`] when it was connected before, has failed or is closed;
+    /// [`QpError::ManualConnect`] on a device that only RDMA_CM connects; [`QpError::Os`].
     pub async fn connect(
         &self,
         remote: &QpEndpoint,
@@ -237,11 +238,28 @@ impl QueuePair {
             min_rnr_timer: options.min_rnr_timer,
             active: role == Role::Active,
         };
-        self.core.with_qp(|qp| qp.connect(&attr)).unwrap_or_else(|| Err(self.closed("connected")))?;
-        self.core.connected.store(true, Ordering::Release);
-        // A software transport has something to do now, and no event says so.
-        self.send_cq.core().nudge();
-        Ok(())
+        let core = self.core.clone();
+        let connect = move || {
+            let done = core.with_qp(|qp| qp.connect(&attr));
+            if matches!(done, Some(Ok(()))) {
+                core.connected.store(true, Ordering::Release);
+                // A software transport has something to do now, and no event says so.
+                core.send.cq.nudge();
+            }
+            done
+        };
+        // A device may look up the peer's address in between: off the runtime's workers (R9).
+        let blocks = self.core.with_qp(provider::Qp::connect_blocks) == Some(true);
+        let done = match tokio::runtime::Handle::try_current() {
+            Ok(runtime) if blocks => match runtime.spawn_blocking(connect).await {
+                Ok(done) => done,
+                Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+                // The runtime is shutting down.
+                Err(_) => return Err(QpError::CqClosed),
+            },
+            _ => connect(),
+        };
+        done.unwrap_or_else(|| Err(self.closed("connected")))
     }
 
     fn closed(&self, wanted: &'static str) -> QpError {

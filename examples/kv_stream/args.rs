@@ -16,7 +16,11 @@ kv_stream: stream KV cache, block by block, from a prefill to a decode process; 
 
 Both sides must name the same layout (--page, --tokens, --requests, --run, --layers, --token-bytes), or the same kind of --file.
 
-  --transport tcp        transport                                       [tcp]
+  --transport NAME       tcp (no device needed) or verbs (an RDMA device) [tcp]
+  --device NAME          the RDMA device of --transport verbs, as `rdma link` or ibv_devices name it
+  --peer-device NAME     that of the peer process which is started here  [as --device]
+  --port N               port of the RDMA device                         [1]
+  --gid-index N          index in its GID table                          [by rule]
   --profile NAME         soft profile: default, erdma-compat, srd, tiny  [default]
   --qps N                queue pairs of the channel, 1 to 64             [1]
   --spin MICROSECONDS    spin budget of a wait; 0 sleeps at once         [0]
@@ -43,10 +47,21 @@ pub(crate) enum Side {
     Connect(SocketAddr),
 }
 
+/// The RDMA devices of `--transport verbs`.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Verbs {
+    pub(crate) device: String,
+    pub(crate) peer_device: Option<String>,
+    pub(crate) port: Option<u8>,
+    pub(crate) gid_index: Option<u32>,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Args {
     pub(crate) side: Side,
     pub(crate) profile: Option<Profile>,
+    /// `Some` with `--transport verbs`.
+    pub(crate) verbs: Option<Verbs>,
     pub(crate) qps: usize,
     pub(crate) spin: Duration,
     pub(crate) requests: u32,
@@ -69,6 +84,7 @@ impl Default for Args {
         Self {
             side: Side::Alone,
             profile: None,
+            verbs: None,
             qps: 1,
             spin: Duration::ZERO,
             requests: 3,
@@ -90,6 +106,7 @@ impl Default for Args {
 /// `Ok(None)` when help was asked for.
 pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args>, String> {
     let mut a = Args::default();
+    let (mut transport, mut verbs, mut verbs_option) = ("tcp".to_owned(), Verbs::default(), None);
     let mut words = words.map(|word| {
         word.into_string().map_err(|word| format!("argument {word:?} is not UTF-8; rename the file"))
     });
@@ -111,12 +128,11 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             }
             "--listen" => a.side = Side::Listen(address(&flag, &value()?)?),
             "--connect" => a.side = Side::Connect(address(&flag, &value()?)?),
-            "--transport" => {
-                let name = value()?;
-                if name != "tcp" {
-                    return Err(format!("--transport {name:?}: this build has one transport, tcp"));
-                }
-            }
+            "--transport" => transport = value()?,
+            "--device" => verbs.device = value()?,
+            "--peer-device" => verbs.peer_device = Some(value()?),
+            "--port" => verbs.port = Some(number(&flag, &value()?, 1, 255)? as u8),
+            "--gid-index" => verbs.gid_index = Some(number(&flag, &value()?, 0, 255)? as u32),
             "--profile" => {
                 a.profile = Some(value()?.parse().map_err(|e: landfall::error::DeviceError| e.to_string())?);
             }
@@ -136,9 +152,24 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             "--child" => a.child = true,
             _ => return Err(format!("unknown argument {flag:?}; see --help")),
         }
+        if matches!(flag.as_str(), "--device" | "--peer-device" | "--port" | "--gid-index") {
+            verbs_option = Some(flag.clone());
+        }
         if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child") {
             return Err(format!("{flag} takes no value"));
         }
+    }
+    match (transport.as_str(), verbs_option) {
+        ("tcp", None) => {}
+        ("tcp", Some(option)) => return Err(format!("{option} is of --transport verbs; add that")),
+        ("verbs", _) if verbs.device.is_empty() => {
+            return Err("--transport verbs needs --device NAME; ibv_devices lists the names".to_owned());
+        }
+        ("verbs", _) if a.profile.is_some() => {
+            return Err("--profile is of --transport tcp; a device is what it is".to_owned());
+        }
+        ("verbs", _) => a.verbs = Some(verbs),
+        (name, _) => return Err(format!("--transport {name:?}: the transports are tcp and verbs")),
     }
     if a.tokens % a.page != 0 {
         return Err(format!(

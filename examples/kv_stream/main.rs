@@ -88,6 +88,18 @@ async fn run(args: &Args) -> Result<(), Error> {
 
 /// A device, a pool that holds one request, and an endpoint.
 async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> {
+    let device = device(args)?;
+    let layout = layout(args)?;
+    let memory = Memory::anonymous(layout.required_bytes());
+    let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
+    let config = KvConfig::default().qps(args.qps).spin(args.spin).require_rdma(args.verbs.is_some());
+    Ok(KvEndpoint::new(pool, config)?)
+}
+
+fn device(args: &Args) -> Result<Device, Error> {
+    if let Some(verbs) = &args.verbs {
+        return verbs_device(verbs);
+    }
     let mut soft = SoftConfig::from_env()?;
     if let Some(profile) = args.profile {
         soft = soft.profile(profile);
@@ -97,12 +109,24 @@ async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> 
     {
         soft = soft.address(ip);
     }
-    let device = Device::soft(soft)?;
-    let layout = layout(args)?;
-    let memory = Memory::anonymous(layout.required_bytes());
-    let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
-    let config = KvConfig::default().qps(args.qps).spin(args.spin);
-    Ok(KvEndpoint::new(pool, config)?)
+    Ok(Device::soft(soft)?)
+}
+
+#[cfg(feature = "verbs")]
+fn verbs_device(verbs: &args::Verbs) -> Result<Device, Error> {
+    let mut config = landfall::device::VerbsConfig::new();
+    if let Some(port) = verbs.port {
+        config = config.port(port);
+    }
+    if let Some(index) = verbs.gid_index {
+        config = config.gid_index(index);
+    }
+    Ok(Device::verbs(&verbs.device, config)?)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn verbs_device(_: &args::Verbs) -> Result<Device, Error> {
+    Err("--transport verbs: this build is without it; build with the feature \"verbs\"".into())
 }
 
 pub(crate) fn layout(args: &Args) -> Result<Layout, Error> {
@@ -124,6 +148,17 @@ fn peer_args(args: &Args) -> Vec<String> {
     option("--token-bytes", &args.token_bytes);
     option("--page", &args.page);
     option("--run", &args.run);
+    if let Some(verbs) = &args.verbs {
+        option("--transport", &"verbs");
+        option("--device", verbs.peer_device.as_ref().unwrap_or(&verbs.device));
+        if let Some(port) = verbs.port {
+            option("--port", &port);
+        }
+        // The index is of our device's table; on another device the rule chooses.
+        if let (Some(index), None) = (verbs.gid_index, &verbs.peer_device) {
+            option("--gid-index", &index);
+        }
+    }
     if let Some(profile) = args.profile {
         option("--profile", &profile);
     }

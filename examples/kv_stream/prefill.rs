@@ -103,6 +103,8 @@ async fn fill(args: &Args, seed: u64, request: u32, blocks: &mut Blocks) -> Resu
             data::fill(seed, request, layer, page, &mut block);
             blocks.copy_in(layer, page, 0, &block)?;
         }
+        // The channel's heartbeats are answered on this thread too.
+        tokio::task::yield_now().await;
     }
     Ok(())
 }

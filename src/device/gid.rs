@@ -3,8 +3,7 @@
 //! RoCE v2 before v1, which is not routed; a routable address before a link-local one; then IPv4 before IPv6, so
 //! that two hosts with both choose alike; then the lowest index. An index given by the user overrides the rule.
 
-// The verbs provider is the consumer: remove this with it.
-#![allow(dead_code)]
+#![cfg_attr(not(feature = "verbs"), allow(dead_code))] // Consumer: the verbs provider.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};

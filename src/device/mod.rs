@@ -1,13 +1,14 @@
 //! Devices: listing, opening, capabilities, and the protection domains that belong to them.
 //!
-//! Every device is of the soft provider so far, see [`guide::transports`](crate::guide::transports). Nothing here needs a
-//! runtime, except registering memory.
+//! An RDMA device is opened by the name that the kernel gives it (`mlx5_0`, `rxe0`), one of the soft provider by its
+//! profile, see [`guide::transports`](crate::guide::transports). Nothing here needs a runtime, except registering memory.
 
 mod caps;
-mod gid;
+pub(crate) mod gid;
 mod pd;
 mod profile;
 mod soft_config;
+mod verbs_config;
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -16,12 +17,14 @@ pub use caps::Capabilities;
 pub use pd::ProtectionDomain;
 pub use profile::Profile;
 pub use soft_config::SoftConfig;
+pub use verbs_config::VerbsConfig;
 
 use crate::error::DeviceError;
 use crate::provider::{self, soft::SoftDevice};
 
 /// The name that opens the soft device which `LANDFALL_SOFT` describes.
 const SOFT: &str = "soft";
+const SOFT_TCP: &str = "soft-tcp";
 
 /// A device that can be opened, as [`Device::list`] gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,9 +32,9 @@ const SOFT: &str = "soft";
 pub struct DeviceInfo {
     /// The name for [`Device::open`].
     pub name: String,
-    /// How it moves data: `soft-tcp`.
+    /// How it moves data: `soft-tcp`, `verbs-ib`, `verbs-roce` or `verbs-iwarp`.
     pub transport: &'static str,
-    /// The soft provider's profile.
+    /// The soft provider's profile. `None` for an RDMA device.
     pub profile: Option<Profile>,
     /// What it can do.
     pub capabilities: Capabilities,
@@ -52,28 +55,30 @@ struct Inner {
 }
 
 impl Device {
-    /// Every device that can be opened here. `soft` is the one that `LANDFALL_SOFT` describes (not listed when that
-    /// does not parse; opening it says why); each profile has a name of its own.
+    /// Every device that can be opened here: RDMA devices, then those of the soft provider. `soft` is the one that
+    /// `LANDFALL_SOFT` describes (not listed when that does not parse; opening it says why); each profile has a name of
+    /// its own. Where libibverbs is not installed there is no RDMA device to list; opening one says so.
+    ///
+    /// Each RDMA device is opened for a moment, to ask it.
     pub fn list() -> Vec<DeviceInfo> {
         let from_env = SoftConfig::from_env().ok().map(|c| (SOFT.to_owned(), c.profile));
         let by_profile = Profile::ALL.into_iter().map(|p| (format!("{SOFT}-{p}"), p));
-        from_env
-            .into_iter()
-            .chain(by_profile)
-            .map(|(name, p)| DeviceInfo {
-                name,
-                transport: "soft-tcp",
-                profile: Some(p),
-                capabilities: p.capabilities(),
-            })
-            .collect()
+        let soft = from_env.into_iter().chain(by_profile).map(|(name, p)| DeviceInfo {
+            name,
+            transport: SOFT_TCP,
+            profile: Some(p),
+            capabilities: p.capabilities(),
+        });
+        rdma::list().into_iter().chain(soft).collect()
     }
 
     /// Opens a device by its name in [`list`](Self::list).
     ///
+    /// An RDMA device is opened with [`VerbsConfig::default`]; [`verbs`](Self::verbs) takes another.
+    ///
     /// # Errors
     /// [`DeviceError::NotFound`] with the names that there are; for `soft`, [`DeviceError::Config`] when `LANDFALL_SOFT`
-    /// is not valid; else as [`soft`](Self::soft).
+    /// is not valid; else as [`soft`](Self::soft), and those of [`verbs`](Self::verbs).
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         if name == SOFT {
             return Self::soft(SoftConfig::from_env()?);
@@ -81,10 +86,24 @@ impl Device {
         let profile = Profile::ALL.into_iter().find(|p| name.strip_prefix("soft-") == Some(p.name()));
         match profile {
             Some(p) => Self::soft(SoftConfig::new().profile(p)),
-            None => {
-                let names: Vec<String> = Self::list().into_iter().map(|d| d.name).collect();
-                Err(DeviceError::NotFound { name: name.to_owned(), available: names.join(", ") })
-            }
+            None => rdma::open(name),
+        }
+    }
+
+    /// Opens an RDMA device by the name that the kernel gives it. Each call makes another device: resources of two do
+    /// not go together.
+    ///
+    /// # Errors
+    /// [`DeviceError::Library`] where libibverbs is not installed, [`DeviceError::NotFound`], [`DeviceError::NoProvider`],
+    /// [`DeviceError::Open`], [`DeviceError::PortDown`], [`DeviceError::Gid`]; [`DeviceError::Config`] and
+    /// [`DeviceError::Limit`] when `config` is not valid; [`DeviceError::Unsupported`] for a device without reliable
+    /// connected queue pairs.
+    #[cfg(feature = "verbs")]
+    pub fn verbs(name: &str, config: VerbsConfig) -> Result<Self, DeviceError> {
+        config.check()?;
+        match provider::verbs::VerbsDevice::open(name, &config)? {
+            Some(device) => Ok(rdma::device(name, device)),
+            None => Err(not_found(name, "")),
         }
     }
 
@@ -111,15 +130,17 @@ impl Device {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Its name: `soft-` and the profile.
+    /// Its name: the kernel's, or `soft-` and the profile.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// How it moves data: `soft-tcp`.
+    /// How it moves data: `soft-tcp`, `verbs-ib`, `verbs-roce` or `verbs-iwarp`.
     pub fn transport(&self) -> &'static str {
-        match self.inner.provider {
-            provider::Device::Soft(_) => "soft-tcp",
+        match &self.inner.provider {
+            provider::Device::Soft(_) => SOFT_TCP,
+            #[cfg(feature = "verbs")]
+            provider::Device::Verbs(d) => rdma::transport(d.port().fabric),
         }
     }
 
@@ -127,6 +148,31 @@ impl Device {
     pub fn is_rdma(&self) -> bool {
         match self.inner.provider {
             provider::Device::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            provider::Device::Verbs(_) => true,
+        }
+    }
+
+    /// The number of its port. `None` on the soft provider.
+    pub fn port(&self) -> Option<u8> {
+        match &self.inner.provider {
+            provider::Device::Soft(_) => None,
+            #[cfg(feature = "verbs")]
+            provider::Device::Verbs(d) => Some(d.port().number),
+        }
+    }
+
+    /// Refuses a device whose queue pairs cannot be connected by an exchange of addresses.
+    pub(crate) fn check_oob(&self) -> Result<(), DeviceError> {
+        match &self.inner.provider {
+            provider::Device::Soft(_) => Ok(()),
+            #[cfg(feature = "verbs")]
+            provider::Device::Verbs(d) => match d.no_manual_connect() {
+                None => Ok(()),
+                Some((cause, fix)) => {
+                    Err(DeviceError::NoManualConnect { device: self.name().to_owned(), cause, fix })
+                }
+            },
         }
     }
 
@@ -140,7 +186,7 @@ impl Device {
         self.inner.provider.capabilities()
     }
 
-    /// The IP address of its port: where queue pairs of the soft provider listen.
+    /// The IP address of its port: where queue pairs of the soft provider listen; on an RDMA device, its GID.
     pub fn address(&self) -> IpAddr {
         self.inner.address
     }
@@ -168,6 +214,81 @@ impl Device {
     /// Whether two handles are of the same opened device.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+/// `note` says why the list may be short.
+fn not_found(name: &str, note: &str) -> DeviceError {
+    let names: Vec<String> = Device::list().into_iter().map(|d| d.name).collect();
+    DeviceError::NotFound { name: name.to_owned(), available: names.join(", ") + note }
+}
+
+/// RDMA devices, as far as this module needs to know.
+#[cfg(feature = "verbs")]
+mod rdma {
+    use super::*;
+    use crate::provider::verbs::{self, Fabric, VerbsDevice};
+
+    pub(super) fn transport(fabric: Fabric) -> &'static str {
+        match fabric {
+            Fabric::InfiniBand => "verbs-ib",
+            Fabric::Roce => "verbs-roce",
+            Fabric::Iwarp => "verbs-iwarp",
+        }
+    }
+
+    pub(super) fn list() -> Vec<DeviceInfo> {
+        let names = verbs::names().unwrap_or_else(|error| {
+            tracing::debug!(%error, "no RDMA devices");
+            Vec::new()
+        });
+        let look = |name: String| match VerbsDevice::look_at(&name) {
+            Ok(found) => {
+                let (fabric, capabilities) = found?;
+                Some(DeviceInfo { name, transport: transport(fabric), profile: None, capabilities })
+            }
+            Err(error) => {
+                tracing::debug!(%name, %error, "an RDMA device is not listed");
+                None
+            }
+        };
+        names.into_iter().filter_map(look).collect()
+    }
+
+    /// A name that is not the soft provider's. Where there is no libibverbs, there is no such device, unless the kernel
+    /// says that there is.
+    pub(super) fn open(name: &str) -> Result<Device, DeviceError> {
+        match Device::verbs(name, VerbsConfig::default()) {
+            Err(DeviceError::Library { library, reason }) if !verbs::kernel_has(name) => {
+                Err(not_found(name, &format!(" (no RDMA device: {library} cannot be loaded: {reason})")))
+            }
+            opened => opened,
+        }
+    }
+
+    pub(super) fn device(name: &str, device: Arc<VerbsDevice>) -> Device {
+        let gid = Ipv6Addr::from(device.port().gid);
+        let address = gid.to_ipv4_mapped().map_or(IpAddr::V6(gid), IpAddr::V4);
+        let inner = Inner {
+            provider: provider::Device::Verbs(device),
+            name: name.to_owned(),
+            profile: None,
+            address,
+        };
+        Device { inner: Arc::new(inner) }
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+mod rdma {
+    use super::*;
+
+    pub(super) fn list() -> Vec<DeviceInfo> {
+        Vec::new()
+    }
+
+    pub(super) fn open(name: &str) -> Result<Device, DeviceError> {
+        Err(not_found(name, " (this build is without the feature \"verbs\", and so without RDMA devices)"))
     }
 }
 

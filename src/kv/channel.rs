@@ -23,7 +23,9 @@ use super::write::{Write, WriteRequest};
 #[derive(Debug)]
 pub(super) struct PathFacts {
     pub(super) transport: &'static str,
+    pub(super) fabric: Option<&'static str>,
     pub(super) device: String,
+    pub(super) port: Option<u8>,
     pub(super) profile: Option<String>,
     pub(super) notify: &'static str,
     pub(super) ordered: bool,
@@ -239,7 +241,9 @@ impl KvChannel {
         };
         PathReport {
             transport: facts.transport,
+            fabric: facts.fabric,
             device: facts.device.clone(),
+            port: facts.port,
             profile: facts.profile.clone(),
             bootstrap: "oob",
             notify: facts.notify,

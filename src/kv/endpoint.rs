@@ -116,7 +116,9 @@ impl KvEndpoint {
     /// authenticated: listen on trusted networks only.
     ///
     /// # Errors
-    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system; both at once.
+    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system, at once; and
+    /// [`ConnectError::Resources`] outside of a tokio runtime, or with [`DeviceError::NoManualConnect`] on a device that
+    /// only RDMA_CM can connect.
     ///
     /// # Cancel safety
     /// It does not wait; dropping the future leaves no listener.
@@ -127,6 +129,7 @@ impl KvEndpoint {
     /// As [`listen`](Self::listen), with room for `backlog` channels that are not accepted yet.
     async fn listen_with(&self, address: SocketAddr, backlog: usize) -> Result<KvListener, ConnectError> {
         inside_a_runtime()?;
+        self.shared.device.check_oob().map_err(ConnectError::resources)?;
         let listener = OobListener::bind(address).await?;
         let local = listener.local_addr();
         let (sender, channels) = mpsc::channel(backlog);
@@ -142,6 +145,7 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
+    /// [`ConnectError::Resources`] with [`DeviceError::NoManualConnect`] on a device that only RDMA_CM can connect.
     /// [`ConnectError::fault`] says who has to change something.
     ///
     /// # Cancel safety
@@ -164,6 +168,7 @@ impl KvEndpoint {
         peer: &PeerIdentity,
     ) -> Result<KvChannel, ConnectError> {
         inside_a_runtime()?;
+        self.shared.device.check_oob().map_err(ConnectError::resources)?;
         let deadline = Deadline::after(self.shared.config.connect_timeout);
         let expect = Expect { epoch: peer.epoch, name: peer.name.clone() };
         match dial_peer(&self.shared, &target.to_string(), &expect, deadline).await {
@@ -231,7 +236,7 @@ async fn dial_peer(
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
     let stream = dial(target, deadline).await?;
-    let mut built = setup::build(shared, shared.config.qps).await?;
+    let built = setup::build(shared, shared.config.qps).await?;
     let connection = setup::new_id()?;
     let ours = setup::hello(shared, &built, connection, shared.peers.dead());
     let reply = client(stream, &ours, expect, deadline).await?;
@@ -248,7 +253,7 @@ async fn dial_peer(
     if let Err(reject) = checked {
         return Err(reply.reject(reject).await);
     }
-    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, true)?;
+    let built = setup::connect(shared, built, &peer, &agreed, true).await?;
     let channel = match establish(claimed, built, &ours, &peer, &agreed, deadline).await {
         Err(ConnectError::Duplicate { winner }) => {
             return Err(reply.reject(Reject::Duplicate { winner }).await);
@@ -320,7 +325,7 @@ async fn answer(
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
     };
-    let mut built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
+    let built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
     let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
     let agreed = agree(&ours, &peer).and_then(|agreed| {
         // What the protocol cannot run with is refused while the peer can still be told.
@@ -331,7 +336,7 @@ async fn answer(
         Ok(agreed) => agreed,
         Err(reject) => return Err(offer.reject(reject).await),
     };
-    setup::connect(&mut built, shared.device.capabilities(), &peer, &agreed, false)?;
+    let built = setup::connect(shared, built, &peer, &agreed, false).await?;
     let accepted = offer.accept(&ours).await?;
     let channel = establish(claimed, built, &ours, &peer, &agreed, deadline).await?;
     match accepted.finish().await {
@@ -372,8 +377,10 @@ async fn establish(
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),
         facts: PathFacts {
-            transport: "tcp",
+            transport: if shared.device.is_rdma() { "verbs" } else { "tcp" },
+            fabric: shared.device.transport().strip_prefix("verbs-"),
             device: shared.device.name().to_owned(),
+            port: shared.device.port(),
             profile: shared.device.profile().map(|p| p.to_string()),
             notify: match agreed.notify {
                 Notify::Imm => "imm",

@@ -9,10 +9,14 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PathReport {
-    /// `"tcp"` for the soft provider over TCP.
+    /// `"tcp"` for the soft provider over TCP, `"verbs"` for an RDMA device.
     pub transport: &'static str,
+    /// What is under an RDMA device: `"ib"`, `"roce"` or `"iwarp"`.
+    pub fabric: Option<&'static str>,
     /// The device's name.
     pub device: String,
+    /// The port of an RDMA device.
+    pub port: Option<u8>,
     /// The soft provider's profile.
     pub profile: Option<String>,
     /// How the channel was set up: `"oob"`.
@@ -51,10 +55,12 @@ pub struct QpReport {
 
 impl fmt::Display for PathReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fabric = self.fabric.map_or(String::new(), |fabric| format!(" ({fabric})"));
+        let port = self.port.map_or(String::new(), |port| format!(" port {port}"));
         let profile = self.profile.as_deref().map_or(String::new(), |p| format!(" profile {p},"));
         write!(
             f,
-            "{} over {},{profile} bootstrap {}, notify {}, {}, mtu {}, {} -> {}:",
+            "{}{fabric} over {}{port},{profile} bootstrap {}, notify {}, {}, mtu {}, {} -> {}:",
             self.transport,
             self.device,
             self.bootstrap,

@@ -13,15 +13,16 @@ use super::targets::PeerPool;
 use crate::connect::{
     Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject, path_mtu,
 };
-use crate::device::Capabilities;
+use crate::error::DeviceError;
 use crate::memory::{Memory, Prefault};
-use crate::provider::{self, QpConnect};
+use crate::provider::{self, QpAddress, QpConnect};
 use crate::random::random_u64;
 
 /// The transport's name in the hello: both sides must use the same. A queue pair without order speaks another protocol
 /// than one with it (as SRD and RC do), so that it has another name.
-fn transport(caps: &Capabilities) -> &'static str {
-    if caps.ordered { "soft-tcp" } else { "soft-tcp-unordered" }
+fn transport(shared: &Shared) -> String {
+    let name = shared.device.transport();
+    if shared.device.capabilities().ordered { name.to_owned() } else { format!("{name}-unordered") }
 }
 
 /// A channel's local resources, before it is connected. Dropping them leaves nothing (B4).
@@ -64,7 +65,7 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
     Hello {
         epoch: shared.epoch,
         name: shared.name.clone(),
-        transport: transport(caps).to_owned(),
+        transport: transport(shared),
         connection_id,
         qps: built.queues.iter().filter_map(Queue::qp).map(provider::Qp::address).collect(),
         // A device may report an MTU that is no path MTU (Ethernet's).
@@ -89,22 +90,45 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
 }
 
 /// Connects our queue pairs to the peer's, each to that of the same number. Those beyond `agreed.qps` are destroyed.
-pub(super) fn connect(
-    built: &mut Built,
-    caps: &Capabilities,
+///
+/// A device may look up the peer's address in between, so that it happens off the runtime's workers (R9).
+pub(super) async fn connect(
+    shared: &Shared,
+    mut built: Built,
     peer: &Hello,
     agreed: &Agreed,
     active: bool,
-) -> Result<(), ConnectError> {
+) -> Result<Built, ConnectError> {
     built.queues.truncate(agreed.qps);
-    for (queue, remote) in built.queues.iter_mut().zip(&peer.qps) {
+    let (remotes, path_mtu) = (peer.qps.clone(), agreed.path_mtu);
+    let rd_atomic = agreed.rd_atomic.min(shared.device.capabilities().max_rd_atomic);
+    let connected = shared.runtime.spawn_blocking(move || {
+        connect_all(&mut built, &remotes, path_mtu, rd_atomic, active)?;
+        Ok(built)
+    });
+    match connected.await {
+        Ok(built) => built,
+        Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+        // It was shut down before this had run.
+        Err(_) => Err(ConnectError::resources(DeviceError::NoRuntime)),
+    }
+}
+
+fn connect_all(
+    built: &mut Built,
+    remotes: &[QpAddress],
+    path_mtu: u32,
+    rd_atomic: u8,
+    active: bool,
+) -> Result<(), ConnectError> {
+    for (queue, remote) in built.queues.iter_mut().zip(remotes) {
         queue.set_peer(remote.qp_num);
         let Some(qp) = queue.qp() else { continue };
         qp.connect(&QpConnect {
             remote: *remote,
-            path_mtu: agreed.path_mtu,
-            max_rd_atomic: agreed.rd_atomic.min(caps.max_rd_atomic),
-            max_dest_rd_atomic: agreed.rd_atomic.min(caps.max_rd_atomic),
+            path_mtu,
+            max_rd_atomic: rd_atomic,
+            max_dest_rd_atomic: rd_atomic,
             // 4.096 µs × 2^16 = 0.27 s, six times: above a lost packet or two, below the heartbeat's patience.
             timeout: 16,
             retry_cnt: 6,

@@ -15,6 +15,8 @@
 //! thread that polls. That is why [`Cq::arm`] can answer [`Armed::More`].
 
 pub(crate) mod soft;
+#[cfg(feature = "verbs")]
+pub(crate) mod verbs;
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -249,7 +251,7 @@ pub(crate) struct QpInit {
 pub(crate) struct QpConnect {
     pub(crate) remote: QpAddress,
     /// Path MTU in bytes: the smaller of the two ports' active MTUs (B2). One of 256, 512, 1024, 2048, 4096.
-    #[allow(dead_code)] // TCP has its own segments; read by devices that send packets.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // TCP has its own segments.
     pub(crate) path_mtu: u32,
     /// READs that we may have outstanding, and that we serve.
     pub(crate) max_rd_atomic: u8,
@@ -264,57 +266,75 @@ pub(crate) struct QpConnect {
     pub(crate) active: bool,
 }
 
-// Below, each enum has one variant a provider. `verbs` joins them.
+// Below, each enum has one variant a provider.
 
 #[derive(Clone, Debug)]
 pub(crate) enum Device {
     Soft(Arc<soft::SoftDevice>),
+    #[cfg(feature = "verbs")]
+    Verbs(Arc<verbs::VerbsDevice>),
 }
 
 /// A completion channel. All its queues belong to one driver (see `reactor`).
 #[derive(Clone, Debug)]
 pub(crate) enum Channel {
     Soft(Arc<soft::SoftChannel>),
+    #[cfg(feature = "verbs")]
+    Verbs(Arc<verbs::VerbsChannel>),
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Pd {
     Soft(Arc<soft::SoftPd>),
+    #[cfg(feature = "verbs")]
+    Verbs(Arc<verbs::VerbsPd>),
 }
 
 /// A registered memory region. Deregisters on drop; memory stays mapped until the last in-flight use is over.
 #[derive(Debug)]
 pub(crate) enum Mr {
     Soft(soft::SoftMr),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::VerbsMr),
 }
 
 #[derive(Debug)]
 pub(crate) enum Cq {
     Soft(soft::SoftCq),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::VerbsCq),
 }
 
 /// A queue pair. Drop destroys it: afterwards no payload of its peer is written any more.
 #[derive(Debug)]
 pub(crate) enum Qp {
     Soft(soft::SoftQp),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::VerbsQp),
 }
 
 impl Device {
     pub(crate) fn capabilities(&self) -> &Capabilities {
         match self {
             Self::Soft(d) => d.capabilities(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(d) => d.capabilities(),
         }
     }
 
     pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
         match self {
             Self::Soft(d) => Ok(Pd::Soft(d.alloc_pd()?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(d) => Ok(Pd::Verbs(d.alloc_pd()?)),
         }
     }
 
     pub(crate) fn create_channel(&self) -> Result<Channel, DeviceError> {
         match self {
             Self::Soft(d) => Ok(Channel::Soft(d.create_channel()?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(d) => Ok(Channel::Verbs(d.create_channel()?)),
         }
     }
 }
@@ -324,6 +344,10 @@ impl Pd {
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Soft(a), Self::Soft(b)) => Arc::ptr_eq(a, b),
+            #[cfg(feature = "verbs")]
+            (Self::Verbs(a), Self::Verbs(b)) => Arc::ptr_eq(a, b),
+            #[cfg(feature = "verbs")]
+            _ => false,
         }
     }
 
@@ -337,12 +361,18 @@ impl Pd {
     ) -> Result<Mr, MemoryError> {
         match self {
             Self::Soft(pd) => Ok(Mr::Soft(pd.reg_mr(mapping, offset, len, access)?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(pd) => Ok(Mr::Verbs(pd.reg_mr(mapping, offset, len, access)?)),
         }
     }
 
     pub(crate) fn create_qp(&self, send_cq: &Cq, recv_cq: &Cq, init: QpInit) -> Result<Qp, QpError> {
         match (self, send_cq, recv_cq) {
             (Self::Soft(pd), Cq::Soft(s), Cq::Soft(r)) => Ok(Qp::Soft(pd.create_qp(s, r, init)?)),
+            #[cfg(feature = "verbs")]
+            (Self::Verbs(pd), Cq::Verbs(s), Cq::Verbs(r)) => Ok(Qp::Verbs(pd.create_qp(s, r, init)?)),
+            #[cfg(feature = "verbs")]
+            _ => Err(QpError::ForeignResource { what: "a completion queue and a protection domain" }),
         }
     }
 }
@@ -352,6 +382,8 @@ impl Channel {
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Soft(c) => c.fd(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.fd(),
         }
     }
 
@@ -359,6 +391,8 @@ impl Channel {
     pub(crate) fn drain_events(&self) -> io::Result<()> {
         match self {
             Self::Soft(c) => c.drain_events(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.drain_events(),
         }
     }
 
@@ -366,6 +400,8 @@ impl Channel {
     pub(crate) fn create_cq(&self, capacity: u32) -> Result<Cq, DeviceError> {
         match self {
             Self::Soft(c) => Ok(Cq::Soft(c.create_cq(capacity)?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => Ok(Cq::Verbs(c.create_cq(capacity)?)),
         }
     }
 }
@@ -374,12 +410,16 @@ impl Mr {
     pub(crate) fn lkey(&self) -> u32 {
         match self {
             Self::Soft(m) => m.lkey(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(m) => m.lkey(),
         }
     }
 
     pub(crate) fn rkey(&self) -> u32 {
         match self {
             Self::Soft(m) => m.rkey(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(m) => m.rkey(),
         }
     }
 }
@@ -390,6 +430,8 @@ impl Cq {
     pub(crate) fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
         match self {
             Self::Soft(c) => c.poll(out),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.poll(out),
         }
     }
 
@@ -397,6 +439,8 @@ impl Cq {
     pub(crate) fn arm(&self) -> io::Result<Armed> {
         match self {
             Self::Soft(c) => c.arm(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.arm(),
         }
     }
 }
@@ -405,6 +449,8 @@ impl Qp {
     pub(crate) fn qp_num(&self) -> u32 {
         match self {
             Self::Soft(q) => q.qp_num(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.qp_num(),
         }
     }
 
@@ -412,13 +458,26 @@ impl Qp {
     pub(crate) fn address(&self) -> QpAddress {
         match self {
             Self::Soft(q) => q.address(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.address(),
         }
     }
 
-    /// INIT→RTR→RTS. Does not wait for the peer.
+    /// Whether [`connect`](Self::connect) may block, and belongs off the runtime's workers.
+    pub(crate) fn connect_blocks(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
+    /// INIT→RTR→RTS. Does not wait for the peer; a device may wait for the network to resolve its address.
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
         match self {
             Self::Soft(q) => q.connect(attr),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.connect(attr),
         }
     }
 
@@ -426,12 +485,16 @@ impl Qp {
     pub(crate) fn post_send(&self, chain: &WrChain) -> Result<(), PostError> {
         match self {
             Self::Soft(q) => q.post_send(chain),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.post_send(chain),
         }
     }
 
     pub(crate) fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
         match self {
             Self::Soft(q) => q.post_recv(wrs),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.post_recv(wrs),
         }
     }
 
@@ -439,12 +502,16 @@ impl Qp {
     pub(crate) fn set_error(&self) -> Result<(), QpError> {
         match self {
             Self::Soft(q) => q.set_error(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.set_error(),
         }
     }
 
     pub(crate) fn state(&self) -> QpState {
         match self {
             Self::Soft(q) => q.state(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.state(),
         }
     }
 }

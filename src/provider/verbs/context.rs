@@ -1,0 +1,135 @@
+//! Opened devices, and the libibverbs objects that only hold others together: contexts and protection domains.
+//!
+//! Each type owns one object and destroys it when dropped. What an object needs it keeps alive by an `Arc`, so that
+//! the order is always queue pair, completion queue, channel and regions, domain, context (R7), whoever drops what
+//! first. An object whose destruction is refused is left to the process's end, with all that it needs: the device
+//! may still use it.
+
+use std::ffi::CStr;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::calls::{check, object};
+use super::load;
+use super::sys::{LibIbverbs, ibv_context, ibv_device, ibv_pd};
+use crate::error::DeviceError;
+
+/// An opened device.
+pub(super) struct Context {
+    pub(super) lib: &'static LibIbverbs,
+    raw: NonNull<ibv_context>,
+}
+
+// SAFETY: libibverbs' calls on a context and on what belongs to it may come from any thread and at the same time; no
+// call but the close, in `drop`, ends its life.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(super) fn raw(&self) -> *mut ibv_context {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened by `DeviceList::open`, closed only here; what belongs to it holds an `Arc` of it and is gone.
+        if let Err(error) = check(unsafe { self.lib.ibv_close_device(self.raw()) }) {
+            tracing::warn!(%error, "closing an RDMA device failed");
+        }
+    }
+}
+
+/// The devices that libibverbs has found.
+pub(super) struct DeviceList {
+    lib: &'static LibIbverbs,
+    /// An array of as many pointers; null when there is no device.
+    raw: *mut *mut ibv_device,
+    len: usize,
+}
+
+impl DeviceList {
+    /// Empty on a kernel without RDMA.
+    pub(super) fn get() -> Result<Self, DeviceError> {
+        let lib = load::ibverbs()?;
+        let mut len = 0;
+        // SAFETY: writes the number of devices; the array belongs to us until it is freed.
+        let raw = unsafe { lib.ibv_get_device_list(&mut len) };
+        if raw.is_null() {
+            let source = io::Error::last_os_error();
+            return match source.raw_os_error() {
+                // No ib_uverbs in this kernel.
+                Some(libc::ENOSYS) | Some(0) => Ok(Self { lib, raw, len: 0 }),
+                _ => Err(DeviceError::Os { what: "listing the RDMA devices", source }),
+            };
+        }
+        Ok(Self { lib, raw, len: usize::try_from(len).unwrap_or(0) })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = *mut ibv_device> + '_ {
+        // SAFETY: the array has `len` entries, until it is freed in `drop`.
+        (0..self.len).map(|i| unsafe { *self.raw.add(i) })
+    }
+
+    fn name(&self, device: *mut ibv_device) -> String {
+        // SAFETY: a device of a list that has not been freed; the name is NUL-terminated and part of the device.
+        unsafe { CStr::from_ptr(self.lib.ibv_get_device_name(device)) }.to_string_lossy().into_owned()
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.devices().map(|d| self.name(d)).collect()
+    }
+
+    /// Opens the device of that name. `None` when there is none.
+    pub(super) fn open(&self, name: &str) -> Option<io::Result<Context>> {
+        let device = self.devices().find(|&d| self.name(d) == name)?;
+        // SAFETY: a device of a list that has not been freed. A context holds a reference to its device, which
+        // outlives the list.
+        let raw = unsafe { self.lib.ibv_open_device(device) };
+        Some(object(raw).map(|raw| Context { lib: self.lib, raw }))
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: given by `ibv_get_device_list`, freed only here.
+            unsafe { self.lib.ibv_free_device_list(self.raw) };
+        }
+    }
+}
+
+/// A protection domain.
+pub(super) struct RawPd {
+    pub(super) context: Arc<Context>,
+    raw: NonNull<ibv_pd>,
+}
+
+// SAFETY: as for `Context`; no call but the one in `drop` ends its life.
+unsafe impl Send for RawPd {}
+// SAFETY: as above.
+unsafe impl Sync for RawPd {}
+
+impl RawPd {
+    pub(super) fn alloc(context: &Arc<Context>) -> io::Result<Self> {
+        // SAFETY: the context is open.
+        let raw = object(unsafe { context.lib.ibv_alloc_pd(context.raw()) })?;
+        Ok(Self { context: context.clone(), raw })
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+}
+
+impl Drop for RawPd {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `alloc`, freed only here; its regions and queue pairs hold an `Arc` of it and are gone.
+        if let Err(error) = check(unsafe { self.context.lib.ibv_dealloc_pd(self.raw()) }) {
+            tracing::warn!(%error, "freeing a protection domain failed");
+            std::mem::forget(self.context.clone());
+        }
+    }
+}

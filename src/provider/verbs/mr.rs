@@ -1,0 +1,160 @@
+//! Memory regions: pinned, keyed memory.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::calls::{check, object};
+use super::context::RawPd;
+use super::sys::ibv_mr;
+use crate::error::MemoryError;
+use crate::memory::Mapping;
+use crate::provider::AccessFlags;
+
+/// From this size on, memory is unpinned by a thread of its own: that takes milliseconds, and the last user of a region
+/// may be dropped on a runtime's worker (R9).
+const LARGE: usize = 64 << 20;
+
+/// Registrations that such threads still have to end.
+static ENDING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// A registered region. Deregisters on drop.
+pub(crate) struct VerbsMr {
+    /// `None` in `drop` only.
+    pinned: Option<Pinned>,
+    lkey: u32,
+    rkey: u32,
+}
+
+/// The registration itself.
+struct Pinned {
+    pd: Arc<RawPd>,
+    raw: NonNull<ibv_mr>,
+    length: usize,
+    // After the registration.
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: the object is only passed to `ibv_dereg_mr`, by its owner, which may be any thread.
+unsafe impl Send for Pinned {}
+// SAFETY: nothing is done through a shared reference.
+unsafe impl Sync for Pinned {}
+
+impl std::fmt::Debug for VerbsMr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mapping = self.pinned.as_ref().map(|p| &p.mapping);
+        f.debug_struct("VerbsMr").field("mapping", &mapping).finish_non_exhaustive()
+    }
+}
+
+impl VerbsMr {
+    /// Registers `offset..offset + len` of `mapping`. Blocks: it pins the pages.
+    pub(super) fn register(
+        pd: &Arc<RawPd>,
+        mapping: Arc<Mapping>,
+        offset: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Result<Self, MemoryError> {
+        let size = mapping.len();
+        if offset.checked_add(len).is_none_or(|end| end > size) {
+            return Err(MemoryError::OutOfRange { offset, len, size });
+        }
+        let length = usize::try_from(len)
+            .map_err(|_| MemoryError::Length { asked: len, fix: "no address space is that large" })?;
+        // Verbs demands local write access with remote write access.
+        let access = match access.contains(AccessFlags::REMOTE_WRITE) {
+            true => access.union(AccessFlags::LOCAL_WRITE),
+            false => access,
+        };
+        let addr = std::ptr::with_exposed_provenance_mut((mapping.addr() + offset) as usize);
+        let register = || {
+            // SAFETY: the range is inside of the mapping, by the check above, and stays mapped until `Pinned`'s drop
+            // has deregistered it. The access flags are bits of enum ibv_access_flags.
+            object(unsafe { pd.context.lib.ibv_reg_mr(pd.raw(), addr, length, access.0 as i32) })
+        };
+        let no_memory = |e: &io::Error| e.raw_os_error() == Some(libc::ENOMEM);
+        let raw = match register() {
+            // Regions that were dropped may not have been unpinned yet, and count against the limit until then.
+            Err(error) if no_memory(&error) && wait_for_endings() => register(),
+            registered => registered,
+        };
+        let raw = raw.map_err(|source| match no_memory(&source) {
+            true => MemoryError::Register { len, memlock: memlock(), source },
+            false => MemoryError::Os { what: "registering memory", len, source },
+        })?;
+        // SAFETY: a region that was registered just now.
+        let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
+        Ok(Self { pinned: Some(Pinned { pd: pd.clone(), raw, length, mapping }), lkey, rkey })
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    pub(crate) fn rkey(&self) -> u32 {
+        self.rkey
+    }
+}
+
+impl Drop for VerbsMr {
+    fn drop(&mut self) {
+        if let Some(pinned) = self.pinned.take()
+            && pinned.length >= LARGE
+        {
+            *ending() += 1;
+            let counted = Ending(Some(pinned));
+            // When no thread can be had, the closure is dropped, and this thread does it.
+            let _ =
+                std::thread::Builder::new().name("landfall-unpin".to_owned()).spawn(move || drop(counted));
+        }
+    }
+}
+
+/// A registration that is counted in `ENDING`.
+struct Ending(Option<Pinned>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        *ending() -= 1;
+        ENDING.1.notify_all();
+    }
+}
+
+fn ending() -> MutexGuard<'static, usize> {
+    ENDING.0.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether there was anything to wait for.
+fn wait_for_endings() -> bool {
+    let count = ending();
+    let waited = *count > 0;
+    drop(ENDING.1.wait_while(count, |count| *count > 0));
+    waited
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: registered by `register`, deregistered only here.
+        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_dereg_mr(self.raw.as_ptr()) }) {
+            tracing::error!(%error, "deregistering memory failed: it stays mapped until the process ends");
+            std::mem::forget((self.pd.clone(), self.mapping.clone()));
+        }
+    }
+}
+
+/// The soft `RLIMIT_MEMLOCK`, as `ulimit -l` prints it: in KiB.
+fn memlock() -> String {
+    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
+    // SAFETY: writes the struct when it succeeds.
+    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit.as_mut_ptr()) } != 0 {
+        return format!("unknown: {}", io::Error::last_os_error());
+    }
+    // SAFETY: written by the call that has succeeded.
+    match unsafe { limit.assume_init() }.rlim_cur {
+        libc::RLIM_INFINITY => "unlimited".to_owned(),
+        bytes => format!("{} KiB", bytes / 1024),
+    }
+}

@@ -1,0 +1,303 @@
+//! Queue pairs: creation, INIT→RTR→RTS, the error state, the end. Posting is in `post.rs`.
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::calls::{check, object};
+use super::context::RawPd;
+use super::cq::{RawCq, VerbsCq};
+use super::device::{Fabric, Port, VerbsDevice, VerbsPd};
+use super::map;
+use super::post::Scratch;
+use super::sys::*;
+use crate::error::QpError;
+use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
+use crate::random::random_u64;
+
+// Where a queue pair stands, as far as this side knows.
+const INIT: u8 = 0;
+const RTS: u8 = 1;
+pub(super) const ERR: u8 = 2;
+
+/// A packet sequence number, and a queue pair's number, have 24 bits.
+const BITS_24: u32 = 0xff_ffff;
+
+/// A queue pair of libibverbs, with what it needs.
+pub(super) struct RawQp {
+    raw: NonNull<ibv_qp>,
+    qp_num: u32,
+    state: Arc<AtomicU8>,
+    /// `ibv_modify_qp` writes to the object: one at a time.
+    modify: Mutex<()>,
+    pd: Arc<RawPd>,
+    send_cq: Arc<RawCq>,
+    recv_cq: Arc<RawCq>,
+}
+
+// SAFETY: libibverbs' calls on a queue pair may come from any thread; providers lock what posts touch, `modify`
+// orders the changes of state, and no call but the one in `drop` ends its life.
+unsafe impl Send for RawQp {}
+// SAFETY: as above.
+unsafe impl Sync for RawQp {}
+
+impl RawQp {
+    /// A reliable connected queue pair, in RESET. Its requests are signalled one by one.
+    pub(super) fn create(
+        pd: &Arc<RawPd>,
+        send_cq: &Arc<RawCq>,
+        recv_cq: &Arc<RawCq>,
+        init: QpInit,
+    ) -> io::Result<Self> {
+        let mut attr = ibv_qp_init_attr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: send_cq.raw(),
+            recv_cq: recv_cq.raw(),
+            srq: std::ptr::null_mut(),
+            cap: ibv_qp_cap {
+                max_send_wr: init.max_send_wr,
+                max_recv_wr: init.max_recv_wr,
+                max_send_sge: init.max_send_sge,
+                max_recv_sge: init.max_recv_sge,
+                max_inline_data: init.max_inline,
+            },
+            qp_type: IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and queues are live, and the `Arc`s below keep them so until the queue pair is destroyed.
+        let raw = object(unsafe { pd.context.lib.ibv_create_qp(pd.raw(), &mut attr) })?;
+        // SAFETY: a queue pair that was created just now.
+        let qp_num = unsafe { raw.as_ref().qp_num };
+        let this = Self {
+            raw,
+            qp_num,
+            state: Arc::new(AtomicU8::new(INIT)),
+            modify: Mutex::new(()),
+            pd: pd.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+        };
+        for cq in [send_cq, recv_cq] {
+            cq.watch(qp_num, &this.state);
+        }
+        Ok(this)
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_qp {
+        self.raw.as_ptr()
+    }
+
+    pub(super) fn qp_num(&self) -> u32 {
+        self.qp_num
+    }
+
+    fn modify(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
+        let _one = self.modify.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the queue pair is live, and nobody else modifies it.
+        check(unsafe { self.pd.context.lib.ibv_modify_qp(self.raw(), attr, mask as c_int) })
+    }
+
+    /// RESET→INIT: receives can be posted from now on.
+    pub(super) fn init(&self, port: u8) -> io::Result<()> {
+        let mut attr = attributes(IBV_QPS_INIT);
+        attr.port_num = port;
+        // What peers may do at most; each region's own flags decide.
+        attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        self.modify(&mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
+    }
+
+    /// INIT→RTR: receives from `connect.remote` from now on.
+    pub(super) fn ready_to_receive(&self, port: &Port, connect: &QpConnect, mtu: ibv_mtu) -> io::Result<()> {
+        let mut attr = attributes(IBV_QPS_RTR);
+        attr.path_mtu = mtu;
+        attr.dest_qp_num = connect.remote.qp_num;
+        attr.rq_psn = connect.remote.psn & BITS_24;
+        attr.max_dest_rd_atomic = connect.max_dest_rd_atomic;
+        attr.min_rnr_timer = connect.min_rnr_timer;
+        attr.ah_attr.port_num = port.number;
+        attr.ah_attr.dlid = connect.remote.lid;
+        attr.ah_attr.sl = port.service_level;
+        if port.needs_grh(&connect.remote) {
+            attr.ah_attr.is_global = 1;
+            attr.ah_attr.grh.dgid.raw = connect.remote.gid;
+            attr.ah_attr.grh.sgid_index = port.gid_index;
+            attr.ah_attr.grh.hop_limit = 64;
+            attr.ah_attr.grh.traffic_class = port.traffic_class;
+            attr.ah_attr.grh.flow_label = port.flow_label;
+        }
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        self.modify(&mut attr, mask)
+    }
+
+    /// RTR→RTS: sends from now on.
+    pub(super) fn ready_to_send(&self, connect: &QpConnect, psn: u32) -> io::Result<()> {
+        let mut attr = attributes(IBV_QPS_RTS);
+        attr.sq_psn = psn & BITS_24;
+        attr.timeout = connect.timeout;
+        attr.retry_cnt = connect.retry_cnt;
+        attr.rnr_retry = connect.rnr_retry;
+        attr.max_rd_atomic = connect.max_rd_atomic;
+        let mask = IBV_QP_STATE
+            | IBV_QP_SQ_PSN
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(&mut attr, mask)
+    }
+
+    /// What the driver says of its state. siw says RESET, always.
+    fn query(&self) -> io::Result<ibv_qp_state> {
+        let mut attr = attributes(IBV_QPS_RESET);
+        // SAFETY: plain integers and null pointers, for which zero is a value.
+        let mut init: ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue pair is live; both structs are written by the call.
+        check(unsafe {
+            self.pd.context.lib.ibv_query_qp(self.raw(), &mut attr, IBV_QP_STATE as c_int, &mut init)
+        })?;
+        Ok(attr.qp_state)
+    }
+}
+
+impl Drop for RawQp {
+    fn drop(&mut self) {
+        // SAFETY: created by `create`, destroyed only here.
+        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) }) {
+            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
+            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone()));
+        }
+    }
+}
+
+fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
+    // SAFETY: plain integers and a union of them, for which zero is a value.
+    let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attr.qp_state = state;
+    attr
+}
+
+/// A reliable connected queue pair.
+pub(crate) struct VerbsQp {
+    pub(super) raw: RawQp,
+    pub(super) scratch: Mutex<Scratch>,
+    device: Arc<VerbsDevice>,
+    psn: u32,
+}
+
+impl std::fmt::Debug for VerbsQp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VerbsQp").field("qp_num", &self.raw.qp_num).finish_non_exhaustive()
+    }
+}
+
+impl VerbsPd {
+    pub(crate) fn create_qp(
+        &self,
+        send_cq: &VerbsCq,
+        recv_cq: &VerbsCq,
+        init: QpInit,
+    ) -> Result<VerbsQp, QpError> {
+        let ours = |cq: &VerbsCq| Arc::ptr_eq(&cq.raw.context, &self.raw.context);
+        if !ours(send_cq) || !ours(recv_cq) {
+            // Providers take the objects of a context for their own.
+            return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
+        }
+        let os = |what| move |source| QpError::Os { what, source };
+        let psn = random_u64().map_err(os("drawing a packet sequence number"))? as u32 & BITS_24;
+        let raw = RawQp::create(&self.raw, &send_cq.raw, &recv_cq.raw, init)
+            .map_err(os("creating a queue pair"))?;
+        raw.init(self.device.port().number).map_err(os("moving a queue pair to INIT"))?;
+        Ok(VerbsQp { raw, scratch: Mutex::default(), device: self.device.clone(), psn })
+    }
+}
+
+impl VerbsQp {
+    pub(crate) fn qp_num(&self) -> u32 {
+        self.raw.qp_num
+    }
+
+    pub(crate) fn address(&self) -> QpAddress {
+        let port = self.device.port();
+        QpAddress {
+            qp_num: self.raw.qp_num,
+            psn: self.psn,
+            lid: port.lid,
+            gid: port.gid,
+            ..QpAddress::default()
+        }
+    }
+
+    /// INIT→RTR→RTS. On RoCE the kernel resolves the peer's address here.
+    pub(crate) fn connect(&self, connect: &QpConnect) -> Result<(), QpError> {
+        let qp_num = self.raw.qp_num;
+        let wrong = |state, fix| Err(QpError::State { qp_num, state, wanted: "connected", fix });
+        match self.raw.state.load(Ordering::Acquire) {
+            INIT => {}
+            RTS => return wrong("RTS", "connect a queue pair once; create another one"),
+            _ => return wrong("ERR", "create another queue pair"),
+        }
+        let Some(mtu) = map::mtu_code(connect.path_mtu) else {
+            return Err(QpError::Limit {
+                what: "the path MTU",
+                asked: connect.path_mtu.into(),
+                limit: 4096,
+                fix: "one of 256, 512, 1024, 2048, 4096",
+            });
+        };
+        if connect.remote.qp_num > BITS_24 {
+            return Err(QpError::Limit {
+                what: "the peer's queue pair number",
+                asked: connect.remote.qp_num.into(),
+                limit: BITS_24.into(),
+                fix: "the peer's endpoint is not of an RDMA device; use one provider on both sides",
+            });
+        }
+        let refused = |what, source: io::Error| match self.device.no_manual_connect() {
+            Some((cause, fix)) => QpError::ManualConnect { qp_num, what, cause, fix, source },
+            None => QpError::Os { what, source },
+        };
+        self.raw
+            .ready_to_receive(self.device.port(), connect, mtu)
+            .map_err(|e| refused("moving a queue pair to RTR", e))?;
+        self.raw.ready_to_send(connect, self.psn).map_err(|e| refused("moving a queue pair to RTS", e))?;
+        // Unless it has failed since.
+        let _ = self.raw.state.compare_exchange(INIT, RTS, Ordering::AcqRel, Ordering::Acquire);
+        Ok(())
+    }
+
+    pub(crate) fn set_error(&self) -> Result<(), QpError> {
+        let mut attr = attributes(IBV_QPS_ERR);
+        self.raw
+            .modify(&mut attr, IBV_QP_STATE)
+            .map_err(|source| QpError::Os { what: "moving a queue pair to ERR", source })?;
+        self.raw.state.store(ERR, Ordering::Release);
+        Ok(())
+    }
+
+    /// By what this side did and saw; where that is not all, by asking the driver.
+    pub(crate) fn state(&self) -> QpState {
+        match self.raw.state.load(Ordering::Acquire) {
+            ERR => QpState::Err,
+            known => match self.raw.query() {
+                Ok(IBV_QPS_ERR | IBV_QPS_SQE) => QpState::Err,
+                _ if known == RTS => QpState::Rts,
+                _ => QpState::Init,
+            },
+        }
+    }
+}
+
+impl Port {
+    /// RoCE always has a global route header; InfiniBand only beyond its subnet.
+    fn needs_grh(&self, remote: &QpAddress) -> bool {
+        self.fabric != Fabric::InfiniBand || remote.lid == 0 || self.gid[..8] != remote.gid[..8]
+    }
+}

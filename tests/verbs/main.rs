@@ -1,0 +1,18 @@
+//! The verbs provider on RDMA devices: two of one host that reach each other, named by `RDMA_DEV0` and `RDMA_DEV1`.
+//!
+//! Nothing here runs without them, so every test is ignored by default and fails when it is asked for without devices.
+//! Modules say on which devices they hold; a test that is run on another kind of device fails:
+//!
+//! ```text
+//!   any_device       all
+//!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
+//!   oob_kv           the same
+//!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
+//! ```
+
+mod any_device;
+mod cm_only;
+mod harness;
+mod oob_failures;
+mod oob_kv;
+mod oob_queue_pairs;
