@@ -1,7 +1,7 @@
 //! What the receiver gets: blocks that have landed, or the news that they will not.
 
+use super::blocks::Blocks;
 use super::driver::ChannelClosed;
-use super::pool::Blocks;
 use super::proto::{AbortReason, TransferId};
 
 /// A transfer that has landed here: every byte is in memory and visible. The blocks are the granted ones.

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use futures_core::Stream;
 
 use super::arrival::{Arrival, ArrivalError};
+use super::blocks::Blocks;
 use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
 use super::path::PathReport;
-use super::pool::{Blocks, KvPool, PoolAccess};
+use super::pool::{KvPool, PoolAccess};
 use super::proto::{Resolution, TransferId};
 use super::stats::ChannelStats;
 use super::waiting::Place;

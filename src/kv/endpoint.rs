@@ -3,26 +3,19 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 
-use super::channel::{ChannelInner, KvChannel, PathFacts};
+use super::channel::KvChannel;
 use super::config::KvConfig;
-use super::driver::KvDriver;
-use super::peers::{Answer, Peers};
+use super::handshake::{Accepted, accept_all, dial_peer};
+use super::peers::Peers;
 use super::pool::KvPool;
-use super::setup::{self, Built};
-use crate::connect::{
-    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree,
-    client, dial,
-};
+use crate::connect::{ConnectError, Deadline, Expect, OobListener, Stage};
 use crate::device::{Device, ProtectionDomain};
 use crate::error::DeviceError;
-use crate::provider;
 use crate::random::random_u64;
-use crate::reactor;
 
 /// Channels that were accepted and wait for [`KvListener::accept`]. Handshakes beyond wait their turn.
 const BACKLOG: usize = 128;
@@ -44,7 +37,7 @@ pub(super) struct Shared {
     pub(super) epoch: u64,
     pub(super) name: String,
     pub(super) runtime: Handle,
-    peers: Arc<Peers>,
+    pub(super) peers: Arc<Peers>,
 }
 
 /// Whom [`KvEndpoint::connect_to`] must find at the address. What is `None` is not compared.
@@ -192,235 +185,9 @@ fn inside_a_runtime() -> Result<(), ConnectError> {
     }
 }
 
-const TO_ITSELF: &str = "an endpoint cannot connect to itself";
-
-/// A claimed pair: given back unless it became a channel.
-struct Claimed {
-    shared: Arc<Shared>,
-    peer: u64,
-    connection: u64,
-    done: bool,
-}
-
-impl Claimed {
-    /// Claims the pair for `connection`, or names the one that is kept. Waits for one that is coming to its end.
-    async fn take(
-        shared: &Arc<Shared>,
-        peer: &Hello,
-        connection: u64,
-        dead: &[u64],
-        deadline: Deadline,
-    ) -> Result<Result<Self, u64>, ConnectError> {
-        let answer = shared.peers.until(|| match shared.peers.claim(peer.epoch, connection, dead) {
-            Answer::Wait => None,
-            Answer::Taken(winner) => Some(Err(winner)),
-            Answer::Yes(()) => Some(Ok(())),
-        });
-        let answer = deadline.run(Stage::Hello, async { Ok(answer.await) }).await?;
-        Ok(answer.map(|()| Self { shared: shared.clone(), peer: peer.epoch, connection, done: false }))
-    }
-}
-
-impl Drop for Claimed {
-    fn drop(&mut self) {
-        if !self.done {
-            self.shared.peers.release(self.peer, self.connection);
-        }
-    }
-}
-
-async fn dial_peer(
-    shared: &Arc<Shared>,
-    target: &str,
-    expect: &Expect,
-    deadline: Deadline,
-) -> Result<KvChannel, ConnectError> {
-    let stream = dial(target, deadline).await?;
-    let built = setup::build(shared, shared.config.qps).await?;
-    let connection = setup::new_id()?;
-    let ours = setup::hello(shared, &built, connection, shared.peers.dead());
-    let reply = client(stream, &ours, expect, deadline).await?;
-    let (peer, agreed) = (reply.reply.clone(), reply.agreed);
-    if peer.epoch == shared.epoch {
-        let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
-        return Err(error);
-    }
-    let claimed = match Claimed::take(shared, &peer, connection, &[], deadline).await? {
-        Ok(claimed) => claimed,
-        Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
-    };
-    let checked = setup::protocol(shared, &built, &peer, &agreed).and_then(|_| setup::peer_pool(&peer));
-    if let Err(reject) = checked {
-        return Err(reply.reject(reject).await);
-    }
-    let built = setup::connect(shared, built, &peer, &agreed, true).await?;
-    let channel = match establish(claimed, built, &ours, &peer, &agreed, deadline).await {
-        Err(ConnectError::Duplicate { winner }) => {
-            return Err(reply.reject(Reject::Duplicate { winner }).await);
-        }
-        channel => channel?,
-    };
-    // From here on a failure is one of the channel: dropping it ends it.
-    match reply.ready().await {
-        Ok(_) => Ok(channel),
-        Err(error) => {
-            channel.kill();
-            Err(error)
-        }
-    }
-}
-
-type Accepted = Result<KvChannel, ConnectError>;
-
-async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::Sender<Accepted>) {
-    let mut handshakes = JoinSet::new();
-    loop {
-        let incoming = listener.accept(shared.config.connect_timeout).await;
-        // Those that have ended meanwhile.
-        while handshakes.try_join_next().is_some() {}
-        match incoming {
-            Ok(incoming) => {
-                let (shared, channels) = (shared.clone(), channels.clone());
-                handshakes.spawn(async move {
-                    let from = incoming.peer();
-                    match answer(&shared, incoming, channels).await {
-                        Ok((channel, place)) => drop(place.send(Ok(channel))),
-                        Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
-                    }
-                });
-            }
-            Err(error) => {
-                tracing::error!(%error, "the listener failed");
-                // The receiver is gone when the listener was dropped: then nobody wants to know.
-                let _ = channels.send(Err(error)).await;
-                return;
-            }
-        }
-    }
-}
-
-/// One handshake, and the place among the accepted channels that it has taken.
-async fn answer(
-    shared: &Arc<Shared>,
-    incoming: Incoming<TcpStream>,
-    channels: mpsc::Sender<Accepted>,
-) -> Result<(KvChannel, mpsc::OwnedPermit<Accepted>), ConnectError> {
-    let mut offer = incoming.hello(shared.epoch).await?;
-    let deadline = offer.deadline();
-    let peer = offer.hello.clone();
-    if peer.epoch == shared.epoch {
-        return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
-    }
-    if let Err(reject) = setup::peer_pool(&peer) {
-        return Err(offer.reject(reject).await);
-    }
-    // Before anything is built: whoever does not accept has a bounded number of channels, and the peers wait.
-    // It fails when the listener was dropped.
-    let place = offer.prepare(async {
-        channels.reserve_owned().await.map_err(|_| ConnectError::Closed { stage: Stage::Listen })
-    });
-    let place = place.await?;
-    let claim = Claimed::take(shared, &peer, peer.connection_id, &peer.dead, deadline);
-    let claimed = match offer.prepare(claim).await? {
-        Ok(claimed) => claimed,
-        Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
-    };
-    let built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
-    let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
-    let agreed = agree(&ours, &peer).and_then(|agreed| {
-        // What the protocol cannot run with is refused while the peer can still be told.
-        setup::protocol(shared, &built, &peer, &agreed)?;
-        Ok(agreed)
-    });
-    let agreed = match agreed {
-        Ok(agreed) => agreed,
-        Err(reject) => return Err(offer.reject(reject).await),
-    };
-    let built = setup::connect(shared, built, &peer, &agreed, false).await?;
-    let accepted = offer.accept(&ours).await?;
-    let channel = establish(claimed, built, &ours, &peer, &agreed, deadline).await?;
-    match accepted.finish().await {
-        Ok(_) => Ok((channel, place)),
-        Err(error) => {
-            channel.kill();
-            Err(error)
-        }
-    }
-}
-
-/// Commits the claim, and starts the channel's driver.
-async fn establish(
-    mut claimed: Claimed,
-    built: Built,
-    ours: &Hello,
-    peer: &Hello,
-    agreed: &Agreed,
-    deadline: Deadline,
-) -> Result<KvChannel, ConnectError> {
-    let shared = claimed.shared.clone();
-    let shared = &shared;
-    let (peer_epoch, connection) = (claimed.peer, claimed.connection);
-    let proto = setup::protocol(shared, &built, peer, agreed).map_err(Reject::local_error)?;
-    let peer_pool = setup::peer_pool(peer).map_err(Reject::local_error)?;
-    let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
-        Answer::Wait => None,
-        Answer::Taken(winner) => Some(Err(ConnectError::Duplicate { winner })),
-        Answer::Yes(ledger) => Some(Ok(ledger)),
-    });
-    let ledger = deadline.run(Stage::Ready, committed).await?;
-    // From here on the channel's end gives the pair back.
-    claimed.done = true;
-    let peers = shared.peers.clone();
-    let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
-    let (driver, completions) = setup::driver(shared, built, peer, peer_pool, proto, ledger, on_end);
-    let gid = |hello: &Hello| hello.qps.first().map_or([0; 16], |qp| qp.gid);
-    let inner = Arc::new(ChannelInner {
-        driver: driver.clone(),
-        facts: PathFacts {
-            transport: if shared.device.is_rdma() { "verbs" } else { "tcp" },
-            fabric: shared.device.transport().strip_prefix("verbs-"),
-            device: shared.device.name().to_owned(),
-            port: shared.device.port(),
-            profile: shared.device.profile().map(|p| p.to_string()),
-            notify: match agreed.notify {
-                Notify::Imm => "imm",
-                Notify::Send => "send",
-            },
-            ordered: agreed.ordered,
-            gid: gid(ours),
-            peer_gid: gid(peer),
-            mtu: agreed.path_mtu,
-        },
-        connection,
-        peer_epoch,
-        peer_name: peer.name.clone(),
-    });
-    shared.peers.live(peer_epoch, connection, &inner);
-    start(shared, &driver, completions)?;
-    Ok(KvChannel { inner })
-}
-
-fn start(
-    shared: &Shared,
-    driver: &Arc<KvDriver>,
-    completions: provider::Channel,
-) -> Result<(), ConnectError> {
-    match reactor::spawn(&shared.runtime, completions, driver.clone()) {
-        Ok(task) => {
-            driver.set_task(task);
-            Ok(())
-        }
-        Err(error) => {
-            // No task will drive it: end it here.
-            reactor::Drive::abandon(&**driver);
-            Err(ConnectError::resources(error))
-        }
-    }
-}
-
 impl Shared {
     /// Queue pairs that the device can give one channel.
-    fn max_qps(&self) -> usize {
+    pub(super) fn max_qps(&self) -> usize {
         let fits = |n: &usize| self.config.clone().qps(*n).fit(self.device.capabilities()).is_ok();
         (1..=super::config::MAX_QPS).rev().find(fits).unwrap_or(1)
     }

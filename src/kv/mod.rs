@@ -30,11 +30,14 @@
 //! requests (`queues`) → provider → completions → protocol → `Landed` or `Arrival` (`driver`).
 
 mod arrival;
+mod blocks;
 mod channel;
 mod config;
 mod driver;
 mod endpoint;
+mod free_runs;
 mod grant;
+mod handshake;
 #[cfg(test)]
 mod hostile;
 pub mod layout;
@@ -52,6 +55,7 @@ mod write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use arrival::{Arrival, ArrivalError};
+pub use blocks::Blocks;
 pub use channel::{Arrivals, GrantRefusal, GrantRefused, KvChannel};
 #[cfg(test)]
 pub(crate) use config::CONTROL_BYTES;
@@ -61,7 +65,7 @@ pub use endpoint::{KvEndpoint, KvListener, PeerIdentity};
 pub use grant::{Grant, GrantError};
 pub use layout::{Dtype, Layout, LayoutError};
 pub use path::{PathReport, QpReport};
-pub use pool::{Blocks, KvPool, PoolAccess, PoolError};
+pub use pool::{KvPool, PoolAccess, PoolError};
 pub use proto::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub use stats::ChannelStats;
 pub use write::{Landed, Write, WriteError, WriteRequest};

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use super::blocks::Blocks;
 use super::grant::Grant;
 use super::layout::Layout;
-use super::pool::{Blocks, KvPool};
+use super::pool::KvPool;
 use super::proto::{Plan, PlanBuilder, PlanError, Seams};
 use super::write::{WriteError, WriteRequest};
 

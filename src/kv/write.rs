@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use super::blocks::Blocks;
 use super::driver::KvDriver;
 use super::grant::Grant;
-use super::pool::Blocks;
 use super::proto::{Reason, TransferId};
 use super::waiting::Place;
 

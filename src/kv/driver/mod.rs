@@ -21,9 +21,10 @@ use tokio::runtime::Handle;
 
 use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
+use crate::kv::blocks::Blocks;
 use crate::kv::lock;
 use crate::kv::path::QpReport;
-use crate::kv::pool::{Blocks, KvPool};
+use crate::kv::pool::KvPool;
 use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, TransferId};
 use crate::kv::queues::Queue;
 use crate::kv::stats::ChannelStats;

@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::{After, Inner, State, WriteEntry};
-use crate::kv::pool::Blocks;
+use crate::kv::blocks::Blocks;
 use crate::kv::proto::{Cause, GrantRef, Outcome, Reason, Refused, TransferId, WriteRequest as ProtoWrite};
 use crate::kv::targets::Planned;
 use crate::kv::waiting::{Place, Wait};
