@@ -2,27 +2,34 @@
 
 use std::io;
 
-/// 64 random bits.
-pub(crate) fn random_u64() -> io::Result<u64> {
-    let mut bytes = [0u8; 8];
-    loop {
-        // SAFETY: the pointer and the length are those of `bytes`, which is writable and outlives the call.
-        let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        if n == bytes.len() as isize {
-            return Ok(u64::from_le_bytes(bytes));
-        }
+/// Fills `out`.
+pub(crate) fn random(out: &mut [u8]) -> io::Result<()> {
+    let mut at = 0;
+    while at < out.len() {
+        let rest = &mut out[at..];
+        // SAFETY: the kernel writes at most `rest.len()` bytes to `rest`.
+        let n = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
         if n < 0 {
             let e = io::Error::last_os_error();
-            if e.kind() != io::ErrorKind::Interrupted {
-                return Err(e);
+            if e.kind() == io::ErrorKind::Interrupted {
+                continue;
             }
+            return Err(e);
         }
+        at += n as usize;
     }
+    Ok(())
+}
+
+/// 64 random bits.
+pub(crate) fn random_u64() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    random(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 /// A first packet sequence number: 24 random bits. Reused numbers would let packets of an earlier connection of
 /// the same queue pair number pass for new ones.
-#[allow(dead_code)] // The verbs provider is the consumer: remove this with it.
 pub(crate) fn random_psn() -> io::Result<u32> {
     Ok((random_u64()? & 0x00ff_ffff) as u32)
 }

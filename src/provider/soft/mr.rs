@@ -10,10 +10,11 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::{SoftDevice, SoftPd, sys};
+use super::{SoftDevice, SoftPd};
 use crate::error::MemoryError;
 use crate::memory::Mapping;
 use crate::provider::AccessFlags;
+use crate::random::random;
 
 /// Keys that were retired this recently are not given out again.
 const RETIRED: usize = 4096;
@@ -117,7 +118,7 @@ impl MrTable {
         let mut entries = self.0.write().unwrap_or_else(PoisonError::into_inner);
         loop {
             let mut key = [0; 4];
-            sys::random(&mut key)?;
+            random(&mut key)?;
             let key = u32::from_le_bytes(key);
             if key != 0 && !entries.live.contains_key(&key) && !entries.retired.contains(&key) {
                 entries.live.insert(key, entry);

@@ -11,12 +11,13 @@ use super::frame::Preamble;
 use super::link::{self, Door, Link};
 use super::rx::{Refusal, Rx};
 use super::sq::SendQueue;
-use super::sys::{self, Readiness};
+use super::sys::Readiness;
 use super::tuning::{DOORBELL_BYTES, MIN_PEER_TIMEOUT};
 use super::tx::Tx;
 use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, lock};
 use crate::error::{PostError, QpError};
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState, RecvWr, WcStatus, WrChain};
+use crate::random::{random_psn, random_u64};
 
 /// A queue pair. Drop destroys it.
 #[derive(Debug)]
@@ -129,8 +130,8 @@ impl SoftPd {
         let os = |what| move |source| QpError::Os { what, source };
         let (door, port) =
             Door::open(self.device.address).map_err(os("listening for the peer of a queue pair"))?;
-        let key = sys::random_u64().map_err(os("drawing the key of a queue pair"))?;
-        let psn = sys::random_u64().map_err(os("drawing a packet sequence number"))? as u32 & 0xff_ffff;
+        let key = random_u64().map_err(os("drawing the key of a queue pair"))?;
+        let psn = random_psn().map_err(os("drawing a packet sequence number"))?;
         let qp_num = self.device.qp_numbers.take().ok_or(QpError::Limit {
             what: "queue pairs of a device",
             asked: 1 << 24,

@@ -164,31 +164,6 @@ fn take_count(fd: RawFd) {
     unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
 }
 
-/// Fills `out` from the system's random source.
-pub(super) fn random(out: &mut [u8]) -> io::Result<()> {
-    let mut at = 0;
-    while at < out.len() {
-        let rest = &mut out[at..];
-        // SAFETY: the kernel writes at most `rest.len()` bytes to `rest`.
-        let n = unsafe { libc::getrandom(rest.as_mut_ptr().cast(), rest.len(), 0) };
-        if n < 0 {
-            let e = io::Error::last_os_error();
-            if e.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            return Err(e);
-        }
-        at += n as usize;
-    }
-    Ok(())
-}
-
-pub(super) fn random_u64() -> io::Result<u64> {
-    let mut bytes = [0; 8];
-    random(&mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
 /// A gather list: elements that are readable for `'a`.
 pub(super) struct SendVecs<'a>(IoVecs<'a>);
 

@@ -15,7 +15,7 @@ use super::post::Scratch;
 use super::sys::*;
 use crate::error::QpError;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
-use crate::random::random_u64;
+use crate::random::random_psn;
 
 // Where a queue pair stands, as far as this side knows.
 const INIT: u8 = 0;
@@ -211,7 +211,7 @@ impl VerbsPd {
             return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
         }
         let os = |what| move |source| QpError::Os { what, source };
-        let psn = random_u64().map_err(os("drawing a packet sequence number"))? as u32 & BITS_24;
+        let psn = random_psn().map_err(os("drawing a packet sequence number"))?;
         let raw = RawQp::create(&self.raw, &send_cq.raw, &recv_cq.raw, init)
             .map_err(os("creating a queue pair"))?;
         raw.init(self.device.port().number).map_err(os("moving a queue pair to INIT"))?;
