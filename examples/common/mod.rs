@@ -11,6 +11,27 @@ pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
 /// The example's name.
 const PROGRAM: &str = env!("CARGO_CRATE_NAME");
 
+/// The whole of a program: its arguments as they were parsed (`None` asks for help), and what it does with them.
+pub(crate) fn program<A>(
+    parsed: Result<Option<A>, String>,
+    usage: &str,
+    run: impl AsyncFnOnce(&A) -> Result<(), Error>,
+) -> ExitCode {
+    let args = match parsed {
+        Ok(Some(args)) => args,
+        Ok(None) => return ended(print(usage)),
+        Err(why) => {
+            complain(&why);
+            return ExitCode::from(2);
+        }
+    };
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(why) => return ended(Err(format!("starting a tokio runtime: {why}").into())),
+    };
+    ended(runtime.block_on(run(&args)))
+}
+
 /// The exit status, and the complaint.
 pub(crate) fn ended(result: Result<(), Error>) -> ExitCode {
     match result {

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use args::{Args, Side};
 use common::peer::Peer;
 pub(crate) use common::{Error, print};
-use common::{complain, data_address, ended};
+use common::{complain, data_address, program};
 use landfall::device::{Device, SoftConfig};
 use landfall::kv::{Dtype, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
 use landfall::memory::Memory;
@@ -39,19 +39,7 @@ pub(crate) enum Message {
 }
 
 fn main() -> ExitCode {
-    let args = match args::parse(std::env::args_os().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => return ended(print(args::USAGE)),
-        Err(why) => {
-            complain(&why);
-            return ExitCode::from(2);
-        }
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(why) => return ended(Err(format!("starting a tokio runtime: {why}").into())),
-    };
-    ended(runtime.block_on(run(&args)))
+    program(args::parse(std::env::args_os().skip(1)), args::USAGE, run)
 }
 
 /// Streams. An outcome that was not verified is an error too.

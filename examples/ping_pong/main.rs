@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use args::{Args, Side};
 use common::peer::Peer;
-use common::{Error, complain, data_address, ended, print};
+use common::{Error, complain, data_address, print, program};
 use exchange::{Answer, Ask, Exchange, OpKind, Plan};
 use landfall::device::{Device, SoftConfig};
 use report::Report;
@@ -26,19 +26,7 @@ use rounds::{Echo, Lane};
 use tokio::net::TcpListener;
 
 fn main() -> ExitCode {
-    let args = match args::parse(std::env::args_os().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => return ended(print(args::USAGE)),
-        Err(why) => {
-            complain(&why);
-            return ExitCode::from(2);
-        }
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(why) => return ended(Err(format!("starting a tokio runtime: {why}").into())),
-    };
-    ended(runtime.block_on(run(&args)))
+    program(args::parse(std::env::args_os().skip(1)), args::USAGE, run)
 }
 
 async fn run(args: &Args) -> Result<(), Error> {
