@@ -6,8 +6,7 @@ use super::proto::DAY;
 use crate::device::Capabilities;
 use crate::error::DeviceError;
 
-/// Most queue pairs of a channel.
-pub(crate) const MAX_QPS: usize = 64;
+pub(crate) use super::proto::MAX_QPS;
 /// Room that a control message has: an abort or a header that counts [`MAX_QPS`] queue pairs fits.
 pub(crate) const CONTROL_BYTES: usize = 1024;
 

@@ -12,7 +12,9 @@ use super::channel::{ChannelInner, KvChannel, PathFacts};
 use super::driver::KvDriver;
 use super::endpoint::Shared;
 use super::peers::Answer;
+use super::proto::Config;
 use super::setup::{self, Built};
+use super::targets::PeerPool;
 use crate::connect::{
     Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree,
     client, dial,
@@ -77,12 +79,14 @@ pub(super) async fn dial_peer(
         Ok(claimed) => claimed,
         Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
     };
-    let checked = setup::protocol(shared, &built, &peer, &agreed).and_then(|_| setup::peer_pool(&peer));
-    if let Err(reject) = checked {
-        return Err(reply.reject(reject).await);
-    }
+    let checked = setup::protocol(shared, &built, &peer, &agreed)
+        .and_then(|proto| Ok((proto, setup::peer_pool(&peer)?)));
+    let (proto, pool) = match checked {
+        Ok(checked) => checked,
+        Err(reject) => return Err(reply.reject(reject).await),
+    };
     let built = setup::connect(shared, built, &peer, &agreed, true).await?;
-    let channel = match establish(claimed, built, &ours, &peer, &agreed, deadline).await {
+    let channel = match establish(claimed, built, &ours, &peer, &agreed, (proto, pool), deadline).await {
         Err(ConnectError::Duplicate { winner }) => {
             return Err(reply.reject(Reject::Duplicate { winner }).await);
         }
@@ -139,9 +143,10 @@ async fn answer(
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
     }
-    if let Err(reject) = setup::peer_pool(&peer) {
-        return Err(offer.reject(reject).await);
-    }
+    let pool = match setup::peer_pool(&peer) {
+        Ok(pool) => pool,
+        Err(reject) => return Err(offer.reject(reject).await),
+    };
     // Before anything is built: whoever does not accept has a bounded number of channels, and the peers wait.
     // It fails when the listener was dropped.
     let place = offer.prepare(async {
@@ -157,16 +162,16 @@ async fn answer(
     let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
     let agreed = agree(&ours, &peer).and_then(|agreed| {
         // What the protocol cannot run with is refused while the peer can still be told.
-        setup::protocol(shared, &built, &peer, &agreed)?;
-        Ok(agreed)
+        let proto = setup::protocol(shared, &built, &peer, &agreed)?;
+        Ok((agreed, proto))
     });
-    let agreed = match agreed {
+    let (agreed, proto) = match agreed {
         Ok(agreed) => agreed,
         Err(reject) => return Err(offer.reject(reject).await),
     };
     let built = setup::connect(shared, built, &peer, &agreed, false).await?;
     let accepted = offer.accept(&ours).await?;
-    let channel = establish(claimed, built, &ours, &peer, &agreed, deadline).await?;
+    let channel = establish(claimed, built, &ours, &peer, &agreed, (proto, pool), deadline).await?;
     match accepted.finish().await {
         Ok(_) => Ok((channel, place)),
         Err(error) => {
@@ -183,13 +188,12 @@ async fn establish(
     ours: &Hello,
     peer: &Hello,
     agreed: &Agreed,
+    (proto, pool): (Config, PeerPool),
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
     let shared = claimed.shared.clone();
     let shared = &shared;
     let (peer_epoch, connection) = (claimed.peer, claimed.connection);
-    let proto = setup::protocol(shared, &built, peer, agreed).map_err(Reject::local_error)?;
-    let peer_pool = setup::peer_pool(peer).map_err(Reject::local_error)?;
     let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
         Answer::Wait => None,
         Answer::Taken(winner) => Some(Err(ConnectError::Duplicate { winner })),
@@ -200,7 +204,7 @@ async fn establish(
     claimed.done = true;
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
-    let (driver, completions) = setup::driver(shared, built, peer, peer_pool, proto, ledger, on_end);
+    let (driver, completions) = setup::driver(shared, built, peer, pool, proto, ledger, on_end);
     let gid = |hello: &Hello| hello.qps.first().map_or([0; 16], |qp| qp.gid);
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),

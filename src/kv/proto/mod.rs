@@ -61,7 +61,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-pub(crate) use config::{Config, ConfigError, DAY, Notify, SQ_RESERVE};
+pub(crate) use config::{Config, ConfigError, DAY, MAX_QPS, Notify, SQ_RESERVE};
 pub(crate) use event::*;
 pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub(crate) use ledger::Ledger;

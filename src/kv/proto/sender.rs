@@ -294,12 +294,7 @@ impl Sender {
     ) -> Result<(), ProtocolViolation> {
         let next = self.ledger.next;
         let Some(t) = self.get_mut(id) else {
-            let known = id < next;
-            return if known {
-                Ok(())
-            } else {
-                Err(ProtocolViolation::Rule("a transfer confirmed that never was"))
-            };
+            return over(id, next, "a transfer confirmed that never was");
         };
         if t.attempt != attempt || !t.deliverable() {
             return Err(ProtocolViolation::Rule("a transfer confirmed that was not sent"));
@@ -319,12 +314,7 @@ impl Sender {
         self.ledger.untold.remove(&id);
         let next = self.ledger.next;
         let Some(t) = self.get_mut(id) else {
-            let known = id < next;
-            return if known {
-                Ok(())
-            } else {
-                Err(ProtocolViolation::Rule("an abort acknowledged that never was"))
-            };
+            return over(id, next, "an abort acknowledged that never was");
         };
         let Some(abort) = t.abort else {
             return Err(ProtocolViolation::Rule("an abort acknowledged that never was"));
@@ -456,4 +446,9 @@ impl From<SenderReason> for Reason {
             SenderReason::ConnectionLost => Self::Lost(Cause::Local),
         }
     }
+}
+
+/// A word on a transfer that is not there: over long ago, when its number is below `next`; else it never was.
+fn over(id: u64, next: u64, rule: &'static str) -> Result<(), ProtocolViolation> {
+    if id < next { Ok(()) } else { Err(ProtocolViolation::Rule(rule)) }
 }
