@@ -29,6 +29,9 @@ pub(crate) mod fuzz;
 mod gate;
 mod handshake;
 mod hello;
+// Its user is the bootstrap over a connection manager.
+#[allow(dead_code)]
+mod inband;
 mod oob;
 mod reject;
 #[cfg(test)]
