@@ -20,6 +20,7 @@
 //! (`kv::peers`), between the steps; so are the queue pairs built. Nothing here touches a provider.
 
 mod agree;
+pub(crate) mod cm;
 mod codec;
 mod deadline;
 mod error;

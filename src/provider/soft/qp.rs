@@ -205,7 +205,12 @@ impl SoftQp {
 
     /// Goes on as far as it can at once: on loopback a dial often succeeds here.
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
-        self.shared.with(&self.channel, |qp| qp.connect(attr, &self.channel, self.shared.token))
+        self.for_cm().connect(attr)
+    }
+
+    /// The way in of the connection manager, which every profile has.
+    pub(crate) fn for_cm(&self) -> SoftCmQp {
+        SoftCmQp { shared: self.shared.clone(), channel: self.channel.clone(), address: self.address }
     }
 
     pub(crate) fn post_send(&self, chain: &WrChain) -> Result<(), PostError> {
@@ -244,6 +249,25 @@ impl SoftQp {
             qp.fail_and_close(None);
         });
         Ok(())
+    }
+}
+
+/// A queue pair as the connection manager holds it. One that was destroyed meanwhile is in the error state.
+#[derive(Debug)]
+pub(crate) struct SoftCmQp {
+    shared: Arc<QpShared>,
+    channel: Arc<SoftChannel>,
+    address: QpAddress,
+}
+
+impl SoftCmQp {
+    pub(crate) fn address(&self) -> QpAddress {
+        self.address
+    }
+
+    /// As [`SoftQp::connect`].
+    pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
+        self.shared.with(&self.channel, |qp| qp.connect(attr, &self.channel, self.shared.token))
     }
 }
 

@@ -1,0 +1,194 @@
+//! The connection manager: queue pairs are connected as RDMA_CM does it, with a request that the listening side
+//! accepts or rejects, and with word of the other side's end.
+//!
+//! Devices that refuse an out-of-band exchange (iWARP, eRDMA in standard mode) are connected in this way only; all others
+//! can be. On RDMA devices it is RDMA_CM, through librdmacm. The soft provider has a manager of its own over TCP, with the
+//! same semantics, so that a program meets the same steps on every device:
+//!
+//! ```text
+//!   client                                   server
+//!   connect(qp, to, private data)  ───────►  accept() gives a request: who, and the private data (zero-padded)
+//!   established, or rejected       ◄───────  request.accept(qp, private data), or request.reject(private data)
+//!   disconnected()                 ◄──────►  disconnected(): the other side disconnected, or its process is gone
+//! ```
+//!
+//! `Listener`, `Request`, `connect` and `Connection` here are the crate's own half; each is one of two managers:
+//!
+//! ```text
+//!   soft.rs     over TCP; offer.rs  what its frames say
+//!   verbs.rs    futures over RDMA_CM's events (the calls are in provider/verbs/cm.rs)
+//!   attr.rs     attributes of a connection, limits of private data     private.rs  landfall's own private data
+//! ```
+
+// Consumers: the KV bootstrap over RDMA_CM, and the public half.
+#![allow(dead_code)]
+
+mod attr;
+mod offer;
+pub(crate) mod private;
+mod soft;
+#[cfg(test)]
+mod tests;
+
+use std::net::SocketAddr;
+
+use super::deadline::Deadline;
+use super::error::ConnectError;
+use crate::device::Device;
+use crate::provider;
+
+pub(crate) use attr::CmAttr;
+#[cfg(any(test, fuzzing))]
+pub(super) use offer::fuzz;
+
+/// Listens for connect requests. Dropping it stops; requests that were not taken are rejected.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Soft(soft::SoftListener),
+}
+
+/// A connect request. Dropping it rejects it.
+#[derive(Debug)]
+pub(crate) enum Request {
+    Soft(soft::SoftRequest),
+}
+
+/// An established connection. Dropping it disconnects; the owner drops the queue pair first.
+#[derive(Debug)]
+pub(crate) enum Connection {
+    Soft(soft::SoftConnection),
+}
+
+impl Listener {
+    /// Binds to an address of `device` and listens. Port 0 is any port; one that is taken is an error at once.
+    pub(crate) async fn bind(device: &Device, addr: SocketAddr) -> Result<Self, ConnectError> {
+        match device.provider() {
+            provider::Device::Soft(_) => soft::SoftListener::bind(device, addr).await.map(Self::Soft),
+            #[cfg(feature = "verbs")]
+            provider::Device::Verbs(_) => Err(ConnectError::Unsupported {
+                what: "RDMA_CM is not driven yet; connect out of band".to_owned(),
+            }),
+        }
+    }
+
+    /// The address bound, with the real port.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        match self {
+            Self::Soft(l) => l.local_addr(),
+        }
+    }
+
+    /// The next request. What a peer does wrong is not an error of the listener. Cancel safe.
+    pub(crate) async fn accept(&self) -> Result<Request, ConnectError> {
+        match self {
+            Self::Soft(l) => l.accept().await.map(Request::Soft),
+        }
+    }
+}
+
+impl Request {
+    /// Where it comes from.
+    pub(crate) fn peer_addr(&self) -> SocketAddr {
+        match self {
+            Self::Soft(r) => r.peer_addr(),
+        }
+    }
+
+    /// The local address that it came in on.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        match self {
+            Self::Soft(r) => r.local_addr(),
+        }
+    }
+
+    /// What the client sent along, padded with zeros to the most that a request holds, or not.
+    pub(crate) fn private_data(&self) -> &[u8] {
+        match self {
+            Self::Soft(r) => r.private_data(),
+        }
+    }
+
+    /// Connects `qp` with the client's queue pair, and waits until the client is there too. When this fails or is
+    /// dropped the request is rejected, or the connection ended; `qp` may have been moved on and is to be destroyed.
+    pub(crate) async fn accept(
+        self,
+        qp: &provider::Qp,
+        attr: &CmAttr,
+        private: &[u8],
+        deadline: Deadline,
+    ) -> Result<Connection, ConnectError> {
+        attr::check_reply(private)?;
+        match (self, qp) {
+            (Self::Soft(r), provider::Qp::Soft(qp)) => {
+                r.accept(qp.for_cm(), *attr, private, deadline).await.map(Connection::Soft)
+            }
+            #[cfg(feature = "verbs")]
+            _ => Err(attr::foreign()),
+        }
+    }
+
+    /// Refuses, with up to 148 bytes for the client. What is beyond that is cut off.
+    pub(crate) fn reject(self, private: &[u8]) {
+        match self {
+            Self::Soft(r) => r.reject(private),
+        }
+    }
+}
+
+/// Connects `qp`, of `device`, to the listener at `to`. When this fails or is dropped nothing of it is left (B4), but that
+/// `qp` may have been moved on: it is to be destroyed.
+pub(crate) async fn connect(
+    device: &Device,
+    qp: &provider::Qp,
+    to: SocketAddr,
+    attr: &CmAttr,
+    private: &[u8],
+    deadline: Deadline,
+) -> Result<Connection, ConnectError> {
+    attr::check_request(private)?;
+    match (device.provider(), qp) {
+        (provider::Device::Soft(_), provider::Qp::Soft(qp)) => {
+            soft::connect(device, qp.for_cm(), to, *attr, private, deadline).await.map(Connection::Soft)
+        }
+        #[cfg(feature = "verbs")]
+        _ => Err(attr::foreign()),
+    }
+}
+
+impl Connection {
+    /// What the other side sent along with its request or its acceptance, zero-padded or not.
+    pub(crate) fn private_data(&self) -> &[u8] {
+        match self {
+            Self::Soft(c) => c.private_data(),
+        }
+    }
+
+    /// The other side's address.
+    pub(crate) fn peer_addr(&self) -> SocketAddr {
+        match self {
+            Self::Soft(c) => c.peer_addr(),
+        }
+    }
+
+    /// This side's address.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        match self {
+            Self::Soft(c) => c.local_addr(),
+        }
+    }
+
+    /// Waits until the connection has ended: one of the sides has disconnected, the peer's process is gone, or the device
+    /// was removed. Cancel safe, and any number may wait.
+    pub(crate) async fn disconnected(&self) {
+        match self {
+            Self::Soft(c) => c.disconnected().await,
+        }
+    }
+
+    /// Ends the connection, for both sides. The queue pair is the owner's to move to ERR. Does not block.
+    pub(crate) fn disconnect(&self) {
+        match self {
+            Self::Soft(c) => c.disconnect(),
+        }
+    }
+}
