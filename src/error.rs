@@ -107,7 +107,9 @@ pub enum DeviceError {
         reason: String,
     },
     /// The device does not let queue pairs be connected by an out-of-band exchange.
-    #[error("{device} cannot be connected out of band: {cause}; {fix}")]
+    #[error(
+        "{device} cannot be connected out of band, it refuses to move a queue pair to RTS: {cause}; {fix}"
+    )]
     NoManualConnect {
         /// The device.
         device: String,

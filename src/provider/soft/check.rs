@@ -72,11 +72,13 @@ impl QpInner {
             Some(at) => at,
             None => {
                 self.check_new(desc)?;
-                if u64::from(desc.total) > self.device.caps.max_msg_size {
+                let imm = desc.imm().is_some();
+                if u64::from(desc.total) > self.device.caps.max_msg_size
+                    || (imm && !self.device.caps.immediate)
+                {
                     return Err(refuse(desc, Nak::InvalidRequest));
                 }
-                let recv =
-                    if send || desc.imm().is_some() { Some(self.take_receive(desc, send)?) } else { None };
+                let recv = if send || imm { Some(self.take_receive(desc, send)?) } else { None };
                 let (msn, total, imm) = (desc.msn, desc.total, desc.imm());
                 self.rx.open.push_back(Open { msn, send, total, planned: 0, received: 0, recv, imm });
                 self.rx.next = self.rx.next.wrapping_add(1);

@@ -22,8 +22,10 @@ impl QpInner {
         let caps = &self.device.caps;
         let total: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
         let read = matches!(wr.op, SendOp::Read { .. });
+        let imm = matches!(wr.op, SendOp::Send { imm: Some(_) } | SendOp::Write { imm: Some(_), .. });
         if sges.len() > self.init.max_send_sge as usize
             || (caps.all_signaled && !wr.signaled)
+            || (imm && !caps.immediate)
             || (wr.inline && (read || total > self.init.max_inline.into()))
         {
             return Err(libc::EINVAL);

@@ -486,7 +486,8 @@ impl QpInner {
         }
     }
 
-    fn retire(&mut self) {
+    /// Completes what is done at the front of the send queue.
+    pub(super) fn retire(&mut self) {
         let cq = &self.send_cq;
         self.sq.retire(self.qp_num, |cqe| cq.push(cqe));
     }

@@ -274,6 +274,12 @@ impl SendQueue {
         true
     }
 
+    /// Where requests complete at their hand-off (RC): TCP has all that was put into frames.
+    pub(super) fn handed_off(&mut self) {
+        // What this side has put into frames, it has.
+        let _known = self.acknowledge_until(self.next);
+    }
+
     /// Unordered: `msn` was executed. False when the peer cannot have done that.
     #[must_use]
     pub(super) fn acknowledge(&mut self, msn: u32) -> bool {

@@ -165,6 +165,10 @@ impl QpInner {
                     self.tx.advance(n);
                     if self.tx.done == self.tx.len {
                         self.tx.active = false;
+                        if self.device.profile.completes_at_hand_off() {
+                            self.sq.handed_off();
+                            self.retire();
+                        }
                         if self.tx.has_nak {
                             self.last_words_sent();
                             break;

@@ -12,6 +12,7 @@ use super::map;
 use super::qp::RawQp;
 use super::sys::*;
 use crate::device::Capabilities;
+use crate::device::profile::ERDMA_COMPAT_MODE;
 use crate::provider::{QpAddress, QpConnect, QpInit};
 
 /// Alibaba's PCI vendor number: `erdma_query_device` in drivers/infiniband/hw/erdma/erdma_verbs.c of the kernel.
@@ -23,9 +24,6 @@ const ALIBABA: u32 = 0x1ded;
 /// erdma: `erdma_push_one_sqe` in providers/erdma/erdma_verbs.c of rdma-core takes both. siw takes neither:
 /// `map_send_opcode` in providers/siw/siw.c.
 const IWARP_WITH_IMMEDIATE: [u32; 1] = [ALIBABA];
-
-/// Where erdma says whether it lets queue pairs be connected by hand.
-const ERDMA_COMPAT: &str = "/sys/module/erdma/parameters/compat_mode";
 
 /// Inline sizes that are tried, the largest first. No attribute tells; creating a queue pair does.
 const INLINE: [u32; 7] = [512, 256, 128, 96, 64, 32, 16];
@@ -108,9 +106,9 @@ pub(super) fn no_manual_connect(vendor_id: u32) -> (String, String) {
     if vendor_id != ALIBABA {
         return (cause, "connect by RDMA_CM".to_owned());
     }
-    let compat = match std::fs::read_to_string(ERDMA_COMPAT) {
-        Ok(value) => format!("{ERDMA_COMPAT} is {}", value.trim()),
-        Err(error) => format!("{ERDMA_COMPAT} is unknown: {error}"),
+    let compat = match std::fs::read_to_string(ERDMA_COMPAT_MODE) {
+        Ok(value) => format!("{ERDMA_COMPAT_MODE} is {}", value.trim()),
+        Err(error) => format!("{ERDMA_COMPAT_MODE} is unknown: {error}"),
     };
     let fix = "connect by RDMA_CM, or set `options erdma compat_mode=Y` in /etc/modprobe.d and load the module again";
     (format!("{cause}; {compat}"), fix.to_owned())
@@ -208,6 +206,6 @@ mod tests {
         let (cause, fix) = no_manual_connect(0x62_6d74);
         assert!(cause.contains("iWARP") && fix.contains("RDMA_CM"), "{cause} {fix}");
         let (cause, fix) = no_manual_connect(ALIBABA);
-        assert!(cause.contains(ERDMA_COMPAT) && fix.contains("compat_mode=Y"), "{cause} {fix}");
+        assert!(cause.contains(ERDMA_COMPAT_MODE) && fix.contains("compat_mode=Y"), "{cause} {fix}");
     }
 }
