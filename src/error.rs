@@ -186,6 +186,16 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// The device lacks the kind of access that was asked for.
+    #[error("{what} is not supported by {device}; {fix}")]
+    Unsupported {
+        /// The access.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// How to proceed.
+        fix: &'static str,
+    },
     /// There is no tokio runtime here, or it went away before the blocking part had run.
     #[error("no tokio runtime here, or it is shutting down; call this inside one")]
     RuntimeGone,
@@ -343,6 +353,16 @@ pub enum OpError {
         asked: u64,
         /// The limit.
         limit: u64,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// Refused before it was posted (R10): the device has no such operation.
+    #[error("{what} is not supported by {device}; {fix}")]
+    Unsupported {
+        /// The operation.
+        what: &'static str,
+        /// The device.
+        device: String,
         /// How to proceed.
         fix: &'static str,
     },

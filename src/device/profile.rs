@@ -62,6 +62,7 @@ impl Profile {
             max_rd_atomic: 128,
             max_srq: 0,
             immediate: true,
+            atomics: true,
             ordered: true,
             all_signaled: false,
             oob: true,
@@ -87,6 +88,7 @@ impl Profile {
                 max_inline: 80,
                 max_msg_size: 0xffff_ffff,
                 immediate: false,
+                atomics: false,
                 oob: false,
                 active_mtu: 1024,
                 ..base
@@ -98,6 +100,7 @@ impl Profile {
                 max_inline: 32,
                 max_msg_size: 1 << 30,
                 max_rd_atomic: 64,
+                atomics: false,
                 ordered: false,
                 all_signaled: true,
                 ..base

@@ -9,7 +9,7 @@
 //!   qp.rs       queue pairs: creation, what others see; post.rs  posts; service.rs  turns, errors, the end
 //!   sq.rs       the send queue: what is sent next, what is outstanding
 //!   tx.rs       frames out
-//!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed
+//!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed; atomic.rs
 //!   link.rs     sockets: listening, dialling, who the peer is
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //! ```
@@ -20,6 +20,7 @@
 //! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
 //! regions, the numbers. Nothing is called back under a lock.
 
+mod atomic;
 mod channel;
 mod check;
 mod cq;

@@ -89,6 +89,7 @@ fn limits(device: &ibv_device_attr, port: &ibv_port_attr) -> Capabilities {
         max_rd_atomic: u8::try_from(rd_atomic).unwrap_or(u8::MAX),
         max_srq: count(device.max_srq),
         immediate: false,
+        atomics: device.atomic_cap != IBV_ATOMIC_NONE,
         ordered: true,
         all_signaled: false,
         oob: false,
@@ -155,7 +156,7 @@ impl Trial {
             min_rnr_timer: 12,
             active: true,
         };
-        qp.init(number)
+        qp.init(number, false)
             .and_then(|()| qp.ready_to_receive(&port, &connect, IBV_MTU_1024))
             .and_then(|()| qp.ready_to_send(&connect, 0))
             .is_ok()
@@ -191,6 +192,10 @@ mod tests {
         let (mut d, mut p): (ibv_device_attr, ibv_port_attr) = unsafe { std::mem::zeroed() };
         (d.max_qp_wr, d.max_cqe, d.max_sge, d.max_mr_size) = (1_048_576, 32_767, 32, u64::MAX);
         (d.max_qp_rd_atom, d.max_qp_init_rd_atom, d.max_srq) = (128, 16, -1);
+        for (cap, atomics) in [(IBV_ATOMIC_NONE, false), (IBV_ATOMIC_HCA, true), (IBV_ATOMIC_GLOB, true)] {
+            d.atomic_cap = cap;
+            assert_eq!(limits(&d, &p).atomics, atomics);
+        }
         (p.max_msg_sz, p.active_mtu) = (8 << 20, IBV_MTU_4096);
         let caps = limits(&d, &p);
         assert_eq!((caps.max_qp_wr, caps.max_cqe, caps.max_send_sge), (1_048_576, 32_767, 32));

@@ -1,5 +1,6 @@
 //! Two queue pairs over loopback in one process, driven by polling.
 
+mod atomics;
 mod data;
 mod events;
 mod failures;
