@@ -107,7 +107,9 @@ pub enum DeviceError {
         reason: String,
     },
     /// The device does not let queue pairs be connected by an out-of-band exchange.
-    #[error("{device} cannot be connected out of band: {cause}; {fix}")]
+    #[error(
+        "{device} cannot be connected out of band, it refuses to move a queue pair to RTS: {cause}; {fix}"
+    )]
     NoManualConnect {
         /// The device.
         device: String,
@@ -183,6 +185,16 @@ pub enum MemoryError {
         /// The system's error.
         #[source]
         source: io::Error,
+    },
+    /// The device lacks the kind of access that was asked for.
+    #[error("{what} is not supported by {device}; {fix}")]
+    Unsupported {
+        /// The access.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// How to proceed.
+        fix: &'static str,
     },
     /// There is no tokio runtime here, or it went away before the blocking part had run.
     #[error("no tokio runtime here, or it is shutting down; call this inside one")]
@@ -341,6 +353,16 @@ pub enum OpError {
         asked: u64,
         /// The limit.
         limit: u64,
+        /// How to proceed.
+        fix: &'static str,
+    },
+    /// Refused before it was posted (R10): the device has no such operation.
+    #[error("{what} is not supported by {device}; {fix}")]
+    Unsupported {
+        /// The operation.
+        what: &'static str,
+        /// The device.
+        device: String,
         /// How to proceed.
         fix: &'static str,
     },

@@ -306,6 +306,30 @@ impl QueuePair {
         self.submit(Op::read(buf, from))
     }
 
+    /// FETCH_ADD: adds `add` to the number at `at`, wrapping. `buf` gets what was there before.
+    ///
+    /// Both have eight bytes, and `at` is aligned to eight. Atomic with respect to the atomics of every queue pair on the same
+    /// device of the peer; with respect to the peer's own CPU only on the soft provider and on devices that say so
+    /// (`IBV_ATOMIC_GLOB`). The numbers are in the byte order of the host in whose memory they are:
+    ///
+    /// ```
+    /// # use landfall::{memory::{Local, RemoteSlice, Slice}, ring::QueuePair};
+    /// # async fn f(qp: &QueuePair, buf: Slice<Local>, at: RemoteSlice) -> Option<u64> {
+    /// let (result, buf) = qp.fetch_add(buf, at, 1).await;
+    /// result.ok()?;
+    /// Some(u64::from_ne_bytes(buf[..].try_into().ok()?))
+    /// # }
+    /// ```
+    pub fn fetch_add<B: Buffer>(&self, buf: B, at: RemoteSlice, add: u64) -> OpFuture<B> {
+        self.submit(Op::fetch_add(buf, at, add))
+    }
+
+    /// CMP_SWAP: stores `swap` at `at` if `compare` is there. `buf` gets what was there before; it was stored when that is
+    /// `compare`. As [`fetch_add`](Self::fetch_add) in all else.
+    pub fn compare_swap<B: Buffer>(&self, buf: B, at: RemoteSlice, compare: u64, swap: u64) -> OpFuture<B> {
+        self.submit(Op::compare_swap(buf, at, compare, swap))
+    }
+
     fn submit<B: Buffer>(&self, op: Op) -> OpFuture<B> {
         self.core.submit_future(op)
     }

@@ -21,7 +21,7 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
   --peer-device NAME     that of the peer process which is started here  [as --device]
   --port N               port of the RDMA device                         [1]
   --gid-index N          index in its GID table                          [by rule]
-  --profile NAME         soft profile: default, erdma-compat, srd, tiny  [default]
+  --profile NAME         soft profile: default, erdma-compat, erdma-standard, siw, srd, tiny  [default]
   --qps N                queue pairs of the channel, 1 to 64             [1]
   --spin MICROSECONDS    spin budget of a wait; 0 sleeps at once         [0]
   --requests N           requests to stream                              [3]

@@ -23,7 +23,7 @@ ping_pong: latency of round trips between two processes, by operation and size
   --iters N              round trips that are measured, for each size                [2000]
   --warmup N             round trips before those                                     [200]
   --spin MICROSECONDS    spin budget of a wait, on both sides; 0 waits for events       [0]
-  --profile NAME         soft profile: default, erdma-compat, srd, tiny           [default]
+  --profile NAME         soft profile: default, erdma-compat, erdma-standard, siw, srd, tiny           [default]
   --deadline SECONDS     the longest that one size may take                            [60]
   --json                 one JSON object on standard output
 

@@ -24,6 +24,8 @@ pub struct Capabilities {
     pub max_srq: u32,
     /// WRITE_WITH_IMM and SEND_WITH_IMM are supported.
     pub immediate: bool,
+    /// FETCH_ADD and CMP_SWAP on eight bytes are supported.
+    pub atomics: bool,
     /// Messages of a queue pair arrive and complete in the order in which they were posted (RC). False on SRD.
     pub ordered: bool,
     /// Every work request must be signalled (EFA).

@@ -6,7 +6,7 @@
 mod caps;
 pub(crate) mod gid;
 mod pd;
-mod profile;
+pub(crate) mod profile;
 mod soft_config;
 mod verbs_config;
 
@@ -164,15 +164,16 @@ impl Device {
 
     /// Refuses a device whose queue pairs cannot be connected by an exchange of addresses.
     pub(crate) fn check_oob(&self) -> Result<(), DeviceError> {
-        match &self.inner.provider {
-            provider::Device::Soft(_) => Ok(()),
+        let refused = match &self.inner.provider {
+            provider::Device::Soft(d) => d.no_manual_connect(),
             #[cfg(feature = "verbs")]
-            provider::Device::Verbs(d) => match d.no_manual_connect() {
-                None => Ok(()),
-                Some((cause, fix)) => {
-                    Err(DeviceError::NoManualConnect { device: self.name().to_owned(), cause, fix })
-                }
-            },
+            provider::Device::Verbs(d) => d.no_manual_connect(),
+        };
+        match refused {
+            None => Ok(()),
+            Some((cause, fix)) => {
+                Err(DeviceError::NoManualConnect { device: self.name().to_owned(), cause, fix })
+            }
         }
     }
 

@@ -53,7 +53,7 @@ impl ProtectionDomain {
     /// Registers memory that peers reach as `access` says, by the key in [`Region::remote`].
     ///
     /// # Errors
-    /// As [`register_local`](Self::register_local).
+    /// As [`register_local`](Self::register_local), and [`MemoryError::Unsupported`] for atomics on a device that has none.
     ///
     /// # Cancel safety
     /// As [`register_local`](Self::register_local).
@@ -62,6 +62,14 @@ impl ProtectionDomain {
         memory: Memory,
         access: Access,
     ) -> Result<Region<Exposed>, MemoryError> {
+        let device = &self.inner.device;
+        if access.allows_atomics() && !device.capabilities().atomics {
+            return Err(MemoryError::Unsupported {
+                what: "access by atomics",
+                device: device.name().to_owned(),
+                fix: "register without it, and let the owner count by SENDs",
+            });
+        }
         self.register(memory, access.flags()).await
     }
 

@@ -72,9 +72,9 @@ impl SoftConfig {
             };
             match (key.trim(), value.trim()) {
                 ("profile", v) => {
-                    this.profile = v.parse().map_err(|_| {
-                        config(pair, "profile=default, profile=erdma-compat, profile=srd or profile=tiny")
-                    })?;
+                    this.profile = v
+                        .parse()
+                        .map_err(|_| config(pair, &format!("profile= with {}", Profile::ACCEPTED)))?;
                 }
                 ("seed", v) => {
                     this.seed =

@@ -10,15 +10,23 @@ use crate::provider::AccessFlags;
 pub struct Access {
     read: bool,
     write: bool,
+    atomic: bool,
 }
 
 impl Access {
     /// The peer may READ.
-    pub const READ: Self = Self { read: true, write: false };
+    pub const READ: Self = Self { read: true, write: false, atomic: false };
     /// The peer may WRITE.
-    pub const WRITE: Self = Self { read: false, write: true };
+    pub const WRITE: Self = Self { read: false, write: true, atomic: false };
     /// The peer may READ and WRITE.
-    pub const READ_WRITE: Self = Self { read: true, write: true };
+    pub const READ_WRITE: Self = Self { read: true, write: true, atomic: false };
+    /// The peer may do atomics (FETCH_ADD, CMP_SWAP), on [devices that have them](crate::device::Capabilities::atomics).
+    pub const ATOMIC: Self = Self { read: false, write: false, atomic: true };
+
+    /// This and [`ATOMIC`](Self::ATOMIC).
+    pub const fn with_atomics(self) -> Self {
+        Self { atomic: true, ..self }
+    }
 
     /// Whether a peer may READ.
     pub const fn allows_read(self) -> bool {
@@ -30,7 +38,12 @@ impl Access {
         self.write
     }
 
-    /// As the provider's flags. REMOTE_WRITE needs LOCAL_WRITE (verbs).
+    /// Whether a peer may do atomics.
+    pub const fn allows_atomics(self) -> bool {
+        self.atomic
+    }
+
+    /// As the provider's flags. REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE (verbs).
     pub(crate) const fn flags(self) -> AccessFlags {
         let mut flags = AccessFlags::LOCAL_WRITE;
         if self.read {
@@ -38,6 +51,9 @@ impl Access {
         }
         if self.write {
             flags = flags.union(AccessFlags::REMOTE_WRITE);
+        }
+        if self.atomic {
+            flags = flags.union(AccessFlags::REMOTE_ATOMIC);
         }
         flags
     }

@@ -34,6 +34,7 @@ impl AccessFlags {
     pub(crate) const LOCAL_WRITE: Self = Self(1);
     pub(crate) const REMOTE_WRITE: Self = Self(1 << 1);
     pub(crate) const REMOTE_READ: Self = Self(1 << 2);
+    pub(crate) const REMOTE_ATOMIC: Self = Self(1 << 3);
 
     pub(crate) const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -55,9 +56,54 @@ pub(crate) struct Sge {
 /// What a send work request does. `imm` is in host order; providers put it on the wire big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendOp {
-    Send { imm: Option<u32> },
-    Write { remote_addr: u64, rkey: u32, imm: Option<u32> },
-    Read { remote_addr: u64, rkey: u32 },
+    Send {
+        imm: Option<u32>,
+    },
+    Write {
+        remote_addr: u64,
+        rkey: u32,
+        imm: Option<u32>,
+    },
+    Read {
+        remote_addr: u64,
+        rkey: u32,
+    },
+    /// On the eight bytes at `remote_addr`, which is a multiple of eight. What was there before comes into the elements, of
+    /// eight bytes in all, in this host's byte order. So does the next.
+    FetchAdd {
+        remote_addr: u64,
+        rkey: u32,
+        add: u64,
+    },
+    /// Stores `swap` where `compare` is.
+    CompareSwap {
+        remote_addr: u64,
+        rkey: u32,
+        compare: u64,
+        swap: u64,
+    },
+}
+
+impl SendOp {
+    pub(crate) const fn is_atomic(self) -> bool {
+        matches!(self, Self::FetchAdd { .. } | Self::CompareSwap { .. })
+    }
+
+    /// Something comes back from the peer: a READ or an atomic.
+    pub(crate) const fn has_answer(self) -> bool {
+        self.is_atomic() || matches!(self, Self::Read { .. })
+    }
+
+    /// What a completion of it says.
+    pub(crate) const fn opcode(self) -> WcOpcode {
+        match self {
+            Self::Send { .. } => WcOpcode::Send,
+            Self::Write { .. } => WcOpcode::Write,
+            Self::Read { .. } => WcOpcode::Read,
+            Self::FetchAdd { .. } => WcOpcode::FetchAdd,
+            Self::CompareSwap { .. } => WcOpcode::CompareSwap,
+        }
+    }
 }
 
 /// One send work request of a [`WrChain`]. Its elements are `sges[sge_start..][..sge_len]` of the chain.
@@ -175,6 +221,8 @@ pub(crate) enum WcOpcode {
     Send,
     Write,
     Read,
+    FetchAdd,
+    CompareSwap,
     Recv,
     RecvWriteWithImm,
 }

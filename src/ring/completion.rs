@@ -13,6 +13,10 @@ pub enum Opcode {
     Write,
     /// A READ.
     Read,
+    /// A FETCH_ADD: its buffer has what was there before.
+    FetchAdd,
+    /// A CMP_SWAP: its buffer has what was there before, which tells whether it was stored.
+    CompareSwap,
     /// A receive that took a message: the bytes are in its buffer.
     Recv,
     /// A receive that took a peer's WRITE_WITH_IMM: the bytes are where the peer wrote them, and the receive's own

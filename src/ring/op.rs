@@ -36,7 +36,12 @@ enum OpKind {
     Recv,
     Write(RemoteSlice),
     Read(RemoteSlice),
+    FetchAdd { at: RemoteSlice, add: u64 },
+    CompareSwap { at: RemoteSlice, compare: u64, swap: u64 },
 }
+
+/// Bytes that an atomic works on.
+const WORD: u64 = size_of::<u64>() as u64;
 
 impl Op {
     /// SEND: the whole buffer, into the peer's oldest receive.
@@ -57,6 +62,20 @@ impl Op {
     /// READ: the whole of `from`, to the start of the buffer.
     pub fn read(buf: impl Buffer, from: RemoteSlice) -> Self {
         Self::new(OpKind::Read(from), buf)
+    }
+
+    /// FETCH_ADD: adds `add` to the number at `at`, wrapping, and puts what was there before into the buffer. Both are
+    /// eight bytes; `at` is a multiple of eight in its owner's memory.
+    ///
+    /// Numbers are in the byte order of the host in whose memory they are: read them by [`u64::from_ne_bytes`].
+    pub fn fetch_add(buf: impl Buffer, at: RemoteSlice, add: u64) -> Self {
+        Self::new(OpKind::FetchAdd { at, add }, buf)
+    }
+
+    /// CMP_SWAP: stores `swap` at `at` if `compare` is there, and puts what was there before into the buffer: it was stored
+    /// when that is `compare`. Sizes, alignment and byte order are those of [`fetch_add`](Self::fetch_add).
+    pub fn compare_swap(buf: impl Buffer, at: RemoteSlice, compare: u64, swap: u64) -> Self {
+        Self::new(OpKind::CompareSwap { at, compare, swap }, buf)
     }
 
     fn new(kind: OpKind, buf: impl Buffer) -> Self {
@@ -88,6 +107,15 @@ impl Op {
         (self.buf, self.user_data)
     }
 
+    /// The peer's memory that it touches.
+    fn remote(&self) -> Option<RemoteSlice> {
+        match self.kind {
+            OpKind::Send | OpKind::Recv => None,
+            OpKind::Write(at) | OpKind::Read(at) => Some(at),
+            OpKind::FetchAdd { at, .. } | OpKind::CompareSwap { at, .. } => Some(at),
+        }
+    }
+
     /// The work request, when the operation is one that this device and these ranges allow.
     pub(super) fn check(&self, pd: &ProtectionDomain) -> Result<Wr, OpError> {
         let caps = pd.device().capabilities();
@@ -96,6 +124,9 @@ impl Op {
         }
         let sge = self.buf.as_ref().map(AnySlice::sge);
         let have = sge.map_or(0, |s| s.len);
+        if let OpKind::FetchAdd { at, .. } | OpKind::CompareSwap { at, .. } = self.kind {
+            check_atomic(pd, &at, have)?;
+        }
         let len = match self.kind {
             OpKind::Read(from) => {
                 if from.len > have {
@@ -120,7 +151,7 @@ impl Op {
             OpKind::Recv => have.min(caps.max_msg_size),
             _ => have,
         };
-        if let OpKind::Read(at) | OpKind::Write(at) = self.kind
+        if let Some(at) = self.remote()
             && at.addr.checked_add(at.len).is_none()
         {
             return Err(refused(
@@ -142,7 +173,7 @@ impl Op {
         if self.imm.is_some() {
             if !matches!(self.kind, OpKind::Send | OpKind::Write(_)) {
                 return Err(refused(
-                    "an immediate with a READ or a receive",
+                    "an immediate with a READ, an atomic or a receive",
                     1,
                     0,
                     "only SEND and WRITE carry one",
@@ -168,9 +199,39 @@ impl Op {
                 }
                 WrKind::Send(SendOp::Read { remote_addr: from.addr, rkey: from.rkey })
             }
+            OpKind::FetchAdd { at, add } => {
+                WrKind::Send(SendOp::FetchAdd { remote_addr: at.addr, rkey: at.rkey, add })
+            }
+            OpKind::CompareSwap { at, compare, swap } => {
+                let (remote_addr, rkey) = (at.addr, at.rkey);
+                WrKind::Send(SendOp::CompareSwap { remote_addr, rkey, compare, swap })
+            }
         };
         let sge = sge.filter(|_| len > 0).map(|s| Sge { addr: s.addr, len: len as u32, lkey: s.lkey });
         Ok(Wr { kind, sge })
+    }
+}
+
+/// What an atomic needs: a device that has them, and eight bytes on both sides, aligned at the peer's.
+fn check_atomic(pd: &ProtectionDomain, at: &RemoteSlice, have: u64) -> Result<(), OpError> {
+    let caps = pd.device().capabilities();
+    if !caps.atomics || caps.max_rd_atomic == 0 {
+        return Err(OpError::Unsupported {
+            what: "an atomic operation",
+            device: pd.device().name().to_owned(),
+            fix: "let the owner of the memory count: send it a message",
+        });
+    }
+    for (what, len) in [("the buffer of an atomic", have), ("the remote range of an atomic", at.len)] {
+        if len != WORD {
+            return Err(refused(what, len, WORD, "give exactly eight bytes"));
+        }
+    }
+    match at.addr % WORD {
+        0 => Ok(()),
+        off => {
+            Err(refused("the bytes of an atomic's address beyond a multiple of eight", off, 0, "align it"))
+        }
     }
 }
 

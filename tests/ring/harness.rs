@@ -74,9 +74,15 @@ pub(crate) async fn connect(a: &QueuePair, b: &QueuePair) {
     a.connect(&to_b, Role::Active, patient()).await.unwrap();
 }
 
-/// Runs `test` for every profile, on both kinds of runtime.
+/// The profiles whose queue pairs an exchange of addresses connects, as `connect` here does it. Those that only RDMA_CM
+/// connects are for tests that connect by it.
+pub(crate) fn profiles() -> Vec<Profile> {
+    Profile::ALL.into_iter().filter(|p| p.capabilities().oob).collect()
+}
+
+/// Runs `test` for every such profile, on both kinds of runtime.
 pub(crate) fn every_profile<F: AsyncFn(Profile)>(test: F) {
-    for profile in Profile::ALL {
+    for profile in profiles() {
         for multi_thread in [false, true] {
             eprintln!("profile {profile}, {}", if multi_thread { "multi-thread" } else { "current_thread" });
             run(multi_thread, test(profile));

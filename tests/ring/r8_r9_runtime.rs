@@ -25,7 +25,7 @@ fn cpu_time() -> Duration {
 #[test]
 #[ignore = "started by r8_waiting_costs_almost_no_cpu"]
 fn r8_child() {
-    for profile in Profile::ALL {
+    for profile in profiles() {
         run(true, async {
             let Pair { a, b } = Pair::new(profile, 16).await;
             let recv = b.qp.recv(());
@@ -76,7 +76,7 @@ fn r9_every_count_of_writes_completes_beside_a_busy_task() {
 #[test]
 fn r9_futures_are_awaited_on_another_runtime() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    for profile in Profile::ALL {
+    for profile in profiles() {
         let (pair, target, source) = runtime.block_on(async {
             let pair = Pair::new(profile, 16).await;
             let (target, source) = (pair.b.exposed(64).await, pair.a.exposed(64).await);

@@ -4,7 +4,7 @@ use super::frame::{Desc, Nak, Opcode};
 use super::qp::QpInner;
 use super::rx::{Open, Refusal, Stop, Target};
 use super::tuning::MAX_OPEN;
-use crate::provider::{AccessFlags, RecvWr, WcStatus};
+use crate::provider::{AccessFlags, RecvWr, WcOpcode, WcStatus};
 
 impl QpInner {
     /// Checks the descriptors of this frame, as far as that is possible now. False when a receive is missing.
@@ -27,19 +27,22 @@ impl QpInner {
             Opcode::Send | Opcode::Write => self.check_segment(desc),
             Opcode::ReadRequest => {
                 self.check_new(desc)?;
-                let planned = self.rx.descs[self.rx.at..self.rx.targets.len()].iter();
-                let planned = planned.filter(|d| d.opcode == Opcode::ReadRequest).count();
-                if self.tx.responses.len() + planned >= self.max_responses {
-                    return Err(refuse(desc, Nak::InvalidRequest));
-                }
-                self.check_remote(desc, AccessFlags::REMOTE_READ)?;
+                self.check_answerable(desc)?;
+                self.check_remote(desc, desc.total, AccessFlags::REMOTE_READ)?;
                 self.rx.next = self.rx.next.wrapping_add(1);
                 Ok(Target::Nothing)
             }
             Opcode::ReadResponse => {
                 let entry = self.sq.get(desc.msn).ok_or(Stop::Nonsense)?;
-                let ours = entry.is_read() && entry.gone && entry.total == desc.total;
+                let read = entry.op.opcode() == WcOpcode::Read;
+                let ours = read && entry.gone && entry.total == desc.total;
                 if ours { Ok(Target::Read) } else { Err(Stop::Nonsense) }
+            }
+            Opcode::CompareSwap | Opcode::FetchAdd => self.check_atomic(desc),
+            Opcode::AtomicResponse => {
+                let entry = self.sq.get(desc.msn).ok_or(Stop::Nonsense)?;
+                let ours = entry.op.is_atomic() && entry.gone;
+                if ours { Ok(Target::Nothing) } else { Err(Stop::Nonsense) }
             }
             Opcode::Ack if self.device.caps.ordered => Err(Stop::Nonsense),
             Opcode::Ack | Opcode::Nak => Ok(Target::Nothing),
@@ -47,7 +50,7 @@ impl QpInner {
     }
 
     /// RC: messages are new in their order, and one is complete before the next one begins.
-    fn check_new(&self, desc: &Desc) -> Result<(), Stop> {
+    pub(super) fn check_new(&self, desc: &Desc) -> Result<(), Stop> {
         if self.device.caps.ordered {
             let whole = self.rx.open.back().is_none_or(|m| m.planned == m.total);
             return if whole && desc.msn == self.rx.next { Ok(()) } else { Err(Stop::Nonsense) };
@@ -55,28 +58,37 @@ impl QpInner {
         if self.rx.open.len() < MAX_OPEN { Ok(()) } else { Err(Stop::Nonsense) }
     }
 
-    /// Whether the key allows the whole message. An empty one needs no key.
-    fn check_remote(&self, desc: &Desc, access: AccessFlags) -> Result<(), Stop> {
+    /// READs and atomics: no more of them at once than was agreed.
+    pub(super) fn check_answerable(&self, desc: &Desc) -> Result<(), Stop> {
+        let planned = self.rx.descs[self.rx.at..self.rx.targets.len()].iter();
+        let planned = planned.filter(|d| d.opcode.has_answer()).count();
+        let room = self.tx.responses.len() + planned < self.max_responses;
+        if room { Ok(()) } else { Err(Stop::refuse(desc, Nak::InvalidRequest)) }
+    }
+
+    /// Whether the key allows all of the `len` bytes. None at all need no key.
+    pub(super) fn check_remote(&self, desc: &Desc, len: u32, access: AccessFlags) -> Result<(), Stop> {
         let guard = self.device.mrs.read();
-        let allowed = desc.total == 0
-            || guard.resolve(desc.rkey, self.pd, desc.addr, desc.total.into(), access).is_some();
-        if allowed { Ok(()) } else { Err(refuse(desc, Nak::Access)) }
+        let allowed = len == 0 || guard.resolve(desc.rkey, self.pd, desc.addr, len.into(), access).is_some();
+        if allowed { Ok(()) } else { Err(Stop::refuse(desc, Nak::Access)) }
     }
 
     fn check_segment(&mut self, desc: &Desc) -> Result<Target, Stop> {
         let send = desc.opcode == Opcode::Send;
         if !send {
-            self.check_remote(desc, AccessFlags::REMOTE_WRITE)?;
+            self.check_remote(desc, desc.total, AccessFlags::REMOTE_WRITE)?;
         }
         let at = match self.rx.find(desc.msn) {
             Some(at) => at,
             None => {
                 self.check_new(desc)?;
-                if u64::from(desc.total) > self.device.caps.max_msg_size {
-                    return Err(refuse(desc, Nak::InvalidRequest));
+                let imm = desc.imm().is_some();
+                if u64::from(desc.total) > self.device.caps.max_msg_size
+                    || (imm && !self.device.caps.immediate)
+                {
+                    return Err(Stop::refuse(desc, Nak::InvalidRequest));
                 }
-                let recv =
-                    if send || desc.imm().is_some() { Some(self.take_receive(desc, send)?) } else { None };
+                let recv = if send || imm { Some(self.take_receive(desc, send)?) } else { None };
                 let (msn, total, imm) = (desc.msn, desc.total, desc.imm());
                 self.rx.open.push_back(Open { msn, send, total, planned: 0, received: 0, recv, imm });
                 self.rx.next = self.rx.next.wrapping_add(1);
@@ -126,8 +138,4 @@ impl QpInner {
             None => Err(refuse(Nak::Operation, WcStatus::LocalProtection)),
         }
     }
-}
-
-fn refuse(desc: &Desc, nak: Nak) -> Stop {
-    Stop::Refuse(Refusal { msn: desc.msn, nak, recv: None })
 }

@@ -85,10 +85,22 @@ pub(super) enum Opcode {
     ReadRequest,
     /// A segment of the answer to the READ with this MSN.
     ReadResponse,
+    /// On the eight bytes at `addr`. Its payload is the operands: two numbers of 64 bits, or one.
+    CompareSwap,
+    FetchAdd,
+    /// The answer to one: `addr` is what was there before.
+    AtomicResponse,
     /// Executed: `msn`, and `msn + 1 + n` for each bit n of `addr`. Without order only.
     Ack,
     /// Failed: `msn`, with `status`. The last descriptor of a connection.
     Nak,
+}
+
+impl Opcode {
+    /// A request that the peer answers with more than an acknowledgement.
+    pub(super) fn has_answer(self) -> bool {
+        matches!(self, Self::ReadRequest | Self::CompareSwap | Self::FetchAdd)
+    }
 }
 
 /// The message has an immediate.
@@ -136,6 +148,9 @@ impl Desc {
             Opcode::ReadResponse => 4,
             Opcode::Ack => 5,
             Opcode::Nak => 6,
+            Opcode::CompareSwap => 7,
+            Opcode::FetchAdd => 8,
+            Opcode::AtomicResponse => 9,
         };
         out[1] = self.flags;
         out[2..4].copy_from_slice(&self.status.to_le_bytes());
@@ -158,6 +173,9 @@ impl Desc {
             4 => Opcode::ReadResponse,
             5 => Opcode::Ack,
             6 => Opcode::Nak,
+            7 => Opcode::CompareSwap,
+            8 => Opcode::FetchAdd,
+            9 => Opcode::AtomicResponse,
             _ => return None,
         };
         let this = Self {
@@ -178,7 +196,9 @@ impl Desc {
                 this.offset.checked_add(this.len).is_some_and(|end| end <= this.total)
                     && (this.len > 0 || this.total == 0)
             }
-            Opcode::ReadRequest | Opcode::Ack | Opcode::Nak => this.len == 0,
+            Opcode::CompareSwap => (this.total, this.offset, this.len) == (16, 0, 16),
+            Opcode::FetchAdd => (this.total, this.offset, this.len) == (8, 0, 8),
+            Opcode::ReadRequest | Opcode::AtomicResponse | Opcode::Ack | Opcode::Nak => this.len == 0,
         };
         sane.then_some(this)
     }
@@ -250,6 +270,15 @@ mod tests {
         let mut ack = Desc::new(Opcode::Ack, 0);
         ack.len = 1;
         assert_eq!(Desc::decode(&ack.encode()), None);
+        for (opcode, len) in [(Opcode::CompareSwap, 16), (Opcode::FetchAdd, 8)] {
+            let mut atomic = Desc::new(opcode, 0);
+            (atomic.total, atomic.len) = (len, len);
+            assert_eq!(Desc::decode(&atomic.encode()), Some(atomic));
+            (atomic.total, atomic.len) = (24 - len, 24 - len);
+            assert_eq!(Desc::decode(&atomic.encode()), None, "the other's operands");
+            (atomic.total, atomic.offset, atomic.len) = (2 * len, len, len);
+            assert_eq!(Desc::decode(&atomic.encode()), None, "a segment of operands");
+        }
         let mut raw = d.encode();
         raw[0] = 77;
         assert_eq!(Desc::decode(&raw), None);

@@ -9,16 +9,18 @@
 //!   qp.rs       queue pairs: creation, what others see; post.rs  posts; service.rs  turns, errors, the end
 //!   sq.rs       the send queue: what is sent next, what is outstanding
 //!   tx.rs       frames out
-//!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed
+//!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed; atomic.rs
 //!   link.rs     sockets: listening, dialling, who the peer is
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //! ```
 //!
-//! Profiles are data: limits, and whether `sq.rs` picks the next segment in order or at random.
+//! Profiles are data: limits, whether `sq.rs` picks the next segment in order or at random, and whether a request
+//! completes at the peer's acknowledgement or at its hand-off to TCP.
 //!
 //! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
 //! regions, the numbers. Nothing is called back under a lock.
 
+mod atomic;
 mod channel;
 mod check;
 mod cq;
@@ -47,13 +49,14 @@ pub(crate) use cq::SoftCq;
 pub(crate) use mr::SoftMr;
 pub(crate) use qp::{SoftCmQp, SoftQp};
 
-use crate::device::{Capabilities, SoftConfig};
+use crate::device::{Capabilities, Profile, SoftConfig};
 use crate::error::DeviceError;
 
 /// A soft device: limits, an address, and the tables that its resources share.
 #[derive(Debug)]
 pub(crate) struct SoftDevice {
     caps: Capabilities,
+    profile: Profile,
     address: IpAddr,
     seed: u64,
     mrs: mr::MrTable,
@@ -74,6 +77,7 @@ impl SoftDevice {
             .map_err(|source| DeviceError::Bind { address: config.address, source })?;
         Ok(Arc::new(Self {
             caps: config.profile.capabilities(),
+            profile: config.profile,
             address: config.address,
             seed: config.seed,
             mrs: mr::MrTable::default(),
@@ -84,6 +88,11 @@ impl SoftDevice {
 
     pub(crate) fn capabilities(&self) -> &Capabilities {
         &self.caps
+    }
+
+    /// Why queue pairs cannot be connected by hand here, and what to do. `None` where they can.
+    pub(crate) fn no_manual_connect(&self) -> Option<(String, String)> {
+        self.profile.no_manual_connect()
     }
 
     pub(crate) fn alloc_pd(self: &Arc<Self>) -> Result<Arc<SoftPd>, DeviceError> {

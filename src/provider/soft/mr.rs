@@ -8,6 +8,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::marker::PhantomData;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::{SoftDevice, SoftPd};
@@ -169,6 +170,13 @@ impl MrGuard<'_> {
     }
 }
 
+/// What an atomic does to its eight bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Atomic {
+    FetchAdd(u64),
+    CompareSwap { compare: u64, swap: u64 },
+}
+
 /// Memory inside of a live registration: its mapping cannot go away during `'g`.
 #[derive(Clone, Copy)]
 pub(super) struct MemRange<'g> {
@@ -194,5 +202,25 @@ impl MemRange<'_> {
         // SAFETY: `resolve` checked the range against the registration, whose mapping lives for `'g`; the lock
         // keeps the copies of safe code out, and a local region's slice is owned by the operation meanwhile.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr(), from.len()) };
+    }
+
+    /// Does `op` on its eight bytes, and says what was there before. `None` for another length, or an address that is not a
+    /// multiple of eight.
+    pub(super) fn atomic(self, op: Atomic) -> Option<u64> {
+        let word = self.as_ptr().cast::<u64>();
+        if self.len != size_of::<u64>() || !word.is_aligned() || self.addr == 0 {
+            return None;
+        }
+        let _copying = self.mapping.lock_copies();
+        // SAFETY: eight bytes, aligned, checked above; `resolve` checked the range against the registration, whose mapping
+        // lives for `'g`. The lock keeps the copies of safe code out, which are not atomic; others reach exposed memory by
+        // `unsafe` only, or from outside of this process.
+        let word = unsafe { AtomicU64::from_ptr(word) };
+        Some(match op {
+            Atomic::FetchAdd(add) => word.fetch_add(add, Ordering::SeqCst),
+            Atomic::CompareSwap { compare, swap } => word
+                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|other| other),
+        })
     }
 }

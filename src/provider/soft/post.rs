@@ -2,10 +2,11 @@
 //!
 //! The copy of inline payload is the only `unsafe` here.
 
+use super::atomic;
 use super::qp::{QpInner, refused};
 use super::sq::Cause;
 use crate::error::PostError;
-use crate::provider::{AccessFlags, Cqe, QpState, SendOp, SendWr, Sge, WcOpcode, WcStatus, WrChain};
+use crate::provider::{AccessFlags, Cqe, QpState, SendOp, SendWr, Sge, WcStatus, WrChain};
 
 impl QpInner {
     pub(super) fn post_chain(&mut self, chain: &WrChain) -> Result<(), PostError> {
@@ -21,19 +22,26 @@ impl QpInner {
     pub(super) fn post_one(&mut self, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
         let caps = &self.device.caps;
         let total: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
-        let read = matches!(wr.op, SendOp::Read { .. });
+        // Our elements are written, and not read.
+        let read = wr.op.has_answer();
+        let imm = matches!(wr.op, SendOp::Send { imm: Some(_) } | SendOp::Write { imm: Some(_), .. });
         if sges.len() > self.init.max_send_sge as usize
             || (caps.all_signaled && !wr.signaled)
+            || (imm && !caps.immediate)
             || (wr.inline && (read || total > self.init.max_inline.into()))
         {
             return Err(libc::EINVAL);
         }
+        if wr.op.is_atomic() {
+            if !caps.atomics {
+                return Err(libc::EOPNOTSUPP);
+            }
+            if total != u64::from(atomic::WORD) {
+                return Err(libc::EINVAL);
+            }
+        }
         if self.state == QpState::Err {
-            let opcode = match wr.op {
-                SendOp::Send { .. } => WcOpcode::Send,
-                SendOp::Write { .. } => WcOpcode::Write,
-                SendOp::Read { .. } => WcOpcode::Read,
-            };
+            let opcode = wr.op.opcode();
             let (status, qp_num) = (WcStatus::Flushed, self.qp_num);
             self.send_cq.push(Cqe { wr_id: wr.wr_id, qp_num, status, opcode, ..Cqe::default() });
             return Ok(());

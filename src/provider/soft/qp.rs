@@ -203,8 +203,17 @@ impl SoftQp {
         lock(&self.shared.inner).state
     }
 
-    /// Goes on as far as it can at once: on loopback a dial often succeeds here.
+    /// INIT→RTR→RTS by hand, where the profile lets it be done so.
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
+        if let Some((cause, fix)) = self.channel.device.no_manual_connect() {
+            return Err(QpError::ManualConnect {
+                qp_num: self.qp_num(),
+                what: "moving a queue pair to RTS",
+                cause,
+                fix,
+                source: io::Error::from_raw_os_error(libc::EINVAL),
+            });
+        }
         self.for_cm().connect(attr)
     }
 
@@ -265,7 +274,8 @@ impl SoftCmQp {
         self.address
     }
 
-    /// As [`SoftQp::connect`].
+    /// INIT→RTR→RTS, also where only a connection manager may. Goes on as far as it can at once: on loopback a dial often
+    /// succeeds here.
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
         self.shared.with(&self.channel, |qp| qp.connect(attr, &self.channel, self.shared.token))
     }

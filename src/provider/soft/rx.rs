@@ -42,6 +42,12 @@ pub(super) enum Stop {
     Nonsense,
 }
 
+impl Stop {
+    pub(super) fn refuse(desc: &Desc, nak: Nak) -> Self {
+        Self::Refuse(Refusal { msn: desc.msn, nak, recv: None })
+    }
+}
+
 /// A message of the peer of which not everything is here.
 #[derive(Debug)]
 pub(super) struct Open {
@@ -67,6 +73,8 @@ pub(super) enum Target {
     },
     /// The elements of a READ of ours.
     Read,
+    /// The staging buffer, of which an atomic takes its operands.
+    Operands,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +154,7 @@ impl Rx {
         &mut self.stage
     }
 
-    fn staged(&self) -> &[u8] {
+    pub(super) fn staged(&self) -> &[u8] {
         &self.stage[self.start..self.end]
     }
 
@@ -166,12 +174,12 @@ fn memory_of<'g>(
     mut each: impl FnMut(MemRange<'g>),
 ) -> Result<(), Stop> {
     match *target {
-        Target::Nothing => Ok(()),
+        Target::Nothing | Target::Operands => Ok(()),
         Target::Memory { addr, key, access, recv } => {
             let range = guard.resolve(key, pd, addr + u64::from(off), len.into(), access);
             // It was there when the descriptor was checked: deregistered since.
             let nak = if recv.is_some() { Nak::Operation } else { Nak::Access };
-            each(range.ok_or(Stop::Refuse(Refusal { msn: desc.msn, nak, recv: None }))?);
+            each(range.ok_or(Stop::refuse(desc, nak))?);
             Ok(())
         }
         Target::Read => {
@@ -320,7 +328,13 @@ impl QpInner {
             let desc = self.rx.descs[self.rx.at];
             let staged = self.rx.staged().len();
             let take = (desc.len - self.rx.off).min(staged.min(STAGE_BYTES) as u32);
-            if take > 0 {
+            if matches!(self.rx.targets[self.rx.at], Target::Operands) {
+                if take < desc.len {
+                    return Ok(());
+                }
+                self.execute_atomic(&desc)?;
+                self.rx.start += take as usize;
+            } else if take > 0 {
                 let rx = &self.rx;
                 let guard = self.device.mrs.read();
                 let mut bytes = &rx.staged()[..take as usize];
@@ -362,7 +376,7 @@ impl QpInner {
             rx.stage.copy_within(rx.start..rx.end, 0);
             (rx.start, rx.end) = (0, rx.end - rx.start);
         }
-        if rx.expect != Expect::Payload {
+        if rx.expect != Expect::Payload || matches!(rx.targets.get(rx.at), Some(Target::Operands)) {
             let room = rx.stage.len() - rx.end;
             let n = sys::recv(socket.as_fd(), &mut rx.stage[rx.end..])?;
             rx.end += n;
@@ -377,6 +391,10 @@ impl QpInner {
         let mut complete = rx.targets.len() == rx.descs.len();
         for at in rx.at..rx.targets.len() {
             let (desc, target) = (&rx.descs[at], &rx.targets[at]);
+            if matches!(target, Target::Operands) {
+                complete = false;
+                break;
+            }
             // An element more than there is room for ends the list; the next read goes on there.
             let mut room = true;
             let taken = memory_of((&guard, self.pd), &self.sq, desc, target, off, desc.len - off, |range| {
@@ -428,18 +446,14 @@ impl QpInner {
             }
             Opcode::ReadRequest => {
                 let (msn, rkey, addr, total) = (desc.msn, desc.rkey, desc.addr, desc.total);
-                self.tx.responses.push_back(Response { msn, rkey, addr, total, sent: 0 });
+                self.tx.responses.push_back(Response::Read { msn, rkey, addr, total, sent: 0 });
                 self.tx.ack = self.tx.ack.wrapping_add(1);
                 Ok(())
             }
-            Opcode::ReadResponse => {
-                if !self.sq.read_arrived(desc.msn, desc.len) {
-                    return Err(Stop::Nonsense);
-                }
-                self.complete_unordered(desc.msn);
-                self.retire();
-                Ok(())
-            }
+            Opcode::ReadResponse => self.answer_arrived(desc.msn, desc.len),
+            // Executed where its operands were.
+            Opcode::CompareSwap | Opcode::FetchAdd => Ok(()),
+            Opcode::AtomicResponse => self.atomic_answered(desc),
             Opcode::Ack => {
                 let named = |n: u32| n == 0 || desc.addr >> (n - 1) & 1 != 0;
                 for msn in self.sq.shuffled_ack().filter(|&n| named(n)).map(|n| desc.msn.wrapping_add(n)) {
@@ -456,6 +470,16 @@ impl QpInner {
                 Err(Stop::Failed(cause))
             }
         }
+    }
+
+    /// `len` bytes of the answer to our request `msn` are in memory.
+    pub(super) fn answer_arrived(&mut self, msn: u32, len: u32) -> Result<(), Stop> {
+        if !self.sq.answer_arrived(msn, len) {
+            return Err(Stop::Nonsense);
+        }
+        self.complete_unordered(msn);
+        self.retire();
+        Ok(())
     }
 
     /// All of a message is in memory.
@@ -486,7 +510,8 @@ impl QpInner {
         }
     }
 
-    fn retire(&mut self) {
+    /// Completes what is done at the front of the send queue.
+    pub(super) fn retire(&mut self) {
         let cq = &self.send_cq;
         self.sq.retire(self.qp_num, |cqe| cq.push(cqe));
     }

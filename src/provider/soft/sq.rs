@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::rng::Rng;
 use super::tuning::{HOLD_ONE_IN, HOLD_SLICES, PICK_WINDOW};
-use crate::provider::{Cqe, SendOp, Sge, WcOpcode, WcStatus};
+use crate::provider::{Cqe, SendOp, Sge, WcStatus};
 
 /// A posted request.
 #[derive(Debug)]
@@ -16,13 +16,13 @@ pub(super) struct Entry {
     /// First element in `sges`, or first byte in `inline`, counted since the queue was made.
     data_at: u64,
     sge_len: u16,
-    /// Bytes of the message.
+    /// Bytes of the message; of what comes back.
     pub(super) total: u32,
     /// Bytes put into frames.
     pub(super) sent: u32,
     /// All of it, if only its descriptor, was put into frames.
     pub(super) gone: bool,
-    /// READ: bytes that have come back.
+    /// READ, atomic: bytes that have come back.
     pub(super) received: u32,
     done: bool,
     /// Unordered: held back until this slice.
@@ -30,16 +30,8 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn is_read(&self) -> bool {
-        matches!(self.op, SendOp::Read { .. })
-    }
-
     fn cqe(&self, qp_num: u32, status: WcStatus, vendor_err: u32) -> Cqe {
-        let opcode = match self.op {
-            SendOp::Send { .. } => WcOpcode::Send,
-            SendOp::Write { .. } => WcOpcode::Write,
-            SendOp::Read { .. } => WcOpcode::Read,
-        };
+        let opcode = self.op.opcode();
         Cqe { wr_id: self.wr_id, qp_num, status, vendor_err, opcode, byte_len: self.total, imm: None }
     }
 }
@@ -169,7 +161,7 @@ impl SendQueue {
 
     /// Whether there is something to put into a frame, if only in a later slice.
     pub(super) fn wants_to_send(&self) -> bool {
-        let blocked = |e: &Entry| e.is_read() && self.reads >= self.max_reads;
+        let blocked = |e: &Entry| e.op.has_answer() && self.reads >= self.max_reads;
         if self.ordered {
             self.index(self.next).is_some_and(|i| !blocked(&self.entries[i]))
         } else if self.reads < self.max_reads {
@@ -183,7 +175,7 @@ impl SendQueue {
     pub(super) fn pick(&mut self) -> Option<u32> {
         if self.ordered {
             let i = self.index(self.next)?;
-            return (!self.entries[i].is_read() || self.reads < self.max_reads).then_some(self.next);
+            return (!self.entries[i].op.has_answer() || self.reads < self.max_reads).then_some(self.next);
         }
         let window = self.unsent.len().min(PICK_WINDOW);
         let start = self.rng.below(window as u64) as usize;
@@ -191,7 +183,7 @@ impl SendQueue {
         (0..self.unsent.len()).map(|k| self.unsent[(start + k) % self.unsent.len()]).find(|&msn| {
             self.index(msn).is_some_and(|i| {
                 let e = &self.entries[i];
-                e.release <= self.slice && (!e.is_read() || self.reads < self.max_reads)
+                e.release <= self.slice && (!e.op.has_answer() || self.reads < self.max_reads)
             })
         })
     }
@@ -201,10 +193,10 @@ impl SendQueue {
         let Some(i) = self.index(msn) else { return };
         let e = &mut self.entries[i];
         e.sent += bytes;
-        let read = e.is_read();
-        if read || e.sent == e.total {
+        let answered = e.op.has_answer();
+        if answered || e.sent == e.total {
             e.gone = true;
-            self.reads += u32::from(read);
+            self.reads += u32::from(answered);
             if self.ordered {
                 self.next = msn.wrapping_add(1);
             } else if let Some(at) = self.unsent.iter().position(|&m| m == msn) {
@@ -266,7 +258,7 @@ impl SendQueue {
             return self.first.wrapping_sub(msn) <= i32::MAX as u32;
         }
         for e in self.entries.iter_mut().take(n as usize) {
-            if !e.is_read() && !e.done {
+            if !e.op.has_answer() && !e.done {
                 e.done = true;
                 self.outstanding -= 1;
             }
@@ -274,12 +266,18 @@ impl SendQueue {
         true
     }
 
+    /// Where requests complete at their hand-off (RC): TCP has all that was put into frames.
+    pub(super) fn handed_off(&mut self) {
+        // What this side has put into frames, it has.
+        let _known = self.acknowledge_until(self.next);
+    }
+
     /// Unordered: `msn` was executed. False when the peer cannot have done that.
     #[must_use]
     pub(super) fn acknowledge(&mut self, msn: u32) -> bool {
         let Some(i) = self.index(msn) else { return false };
         let e = &mut self.entries[i];
-        if e.done || e.is_read() || !e.gone {
+        if e.done || e.op.has_answer() || !e.gone {
             return false;
         }
         e.done = true;
@@ -293,12 +291,12 @@ impl SendQueue {
         (0..65).map(move |k| (start + k * 37) % 65)
     }
 
-    /// `len` bytes of the READ `msn` have come. False when that is more than were asked for.
+    /// `len` bytes of the answer to the READ or atomic `msn` have come. False when that is more than were asked for.
     #[must_use]
-    pub(super) fn read_arrived(&mut self, msn: u32, len: u32) -> bool {
+    pub(super) fn answer_arrived(&mut self, msn: u32, len: u32) -> bool {
         let Some(i) = self.index(msn) else { return false };
         let e = &mut self.entries[i];
-        if e.done || !e.is_read() || !e.gone || e.total - e.received < len {
+        if e.done || !e.op.has_answer() || !e.gone || e.total - e.received < len {
             return false;
         }
         e.received += len;

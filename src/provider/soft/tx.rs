@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
+use super::atomic;
 use super::frame::{DESC, Desc, HEADER, Header, Opcode, PREAMBLE, Preamble};
 use super::link::Link;
 use super::qp::QpInner;
@@ -17,14 +18,11 @@ use crate::provider::{AccessFlags, SendOp};
 /// Space that is worth a segment: the end of a full frame is left empty rather than cutting a message for less.
 const WORTH: usize = 4 << 10;
 
-/// A READ that we answer.
+/// A READ or an atomic that we answer.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Response {
-    pub(super) msn: u32,
-    pub(super) rkey: u32,
-    pub(super) addr: u64,
-    pub(super) total: u32,
-    pub(super) sent: u32,
+pub(super) enum Response {
+    Read { msn: u32, rkey: u32, addr: u64, total: u32, sent: u32 },
+    Atomic { msn: u32, old: u64 },
 }
 
 /// A piece of a frame's payload.
@@ -165,6 +163,10 @@ impl QpInner {
                     self.tx.advance(n);
                     if self.tx.done == self.tx.len {
                         self.tx.active = false;
+                        if self.device.profile.completes_at_hand_off() {
+                            self.sq.handed_off();
+                            self.retire();
+                        }
                         if self.tx.has_nak {
                             self.last_words_sent();
                             break;
@@ -253,6 +255,8 @@ impl QpInner {
         let base = acks[0];
         // By distance from the first one, which may be on either side.
         acks.sort_unstable_by_key(|m| m.wrapping_sub(base) as i32);
+        // A peer out of its mind may use a number twice.
+        acks.dedup();
         let mut rest = acks.as_slice();
         while let (Some((&first, tail)), true) = (rest.split_first(), self.tx.descs < MAX_DESCS) {
             let mut desc = Desc::new(Opcode::Ack, first);
@@ -275,19 +279,32 @@ impl QpInner {
 
     fn add_response(&mut self) -> bool {
         let segment = self.segment();
-        let Some(r) = self.tx.responses.front().copied() else { return false };
-        let left = r.total - r.sent;
+        let room = self.tx.room(segment);
+        let left = match self.tx.responses.front() {
+            Some(Response::Read { total, sent, .. }) => total - sent,
+            Some(Response::Atomic { .. }) => 0,
+            None => return false,
+        };
         if !self.tx.has_room(left as usize) {
             return false;
         }
-        let mut desc = Desc::new(Opcode::ReadResponse, r.msn);
-        (desc.total, desc.offset, desc.len) = (r.total, r.sent, left.min(self.tx.room(segment)));
-        self.tx.push_desc(&desc);
-        self.tx.push_memory(r.addr + u64::from(r.sent), desc.len, r.rkey, AccessFlags::REMOTE_READ);
-        if desc.len == left {
-            self.tx.responses.pop_front();
-        } else if let Some(front) = self.tx.responses.front_mut() {
-            front.sent += desc.len;
+        let Some(mut response) = self.tx.responses.pop_front() else { return false };
+        match &mut response {
+            Response::Read { msn, rkey, addr, total, sent } => {
+                let mut desc = Desc::new(Opcode::ReadResponse, *msn);
+                (desc.total, desc.offset, desc.len) = (*total, *sent, left.min(room));
+                self.tx.push_desc(&desc);
+                self.tx.push_memory(*addr + u64::from(*sent), desc.len, *rkey, AccessFlags::REMOTE_READ);
+                *sent += desc.len;
+                if desc.len < left {
+                    self.tx.responses.push_front(response);
+                }
+            }
+            Response::Atomic { msn, old } => {
+                let mut desc = Desc::new(Opcode::AtomicResponse, *msn);
+                desc.addr = *old;
+                self.tx.push_desc(&desc);
+            }
         }
         true
     }
@@ -308,14 +325,26 @@ impl QpInner {
             SendOp::Send { imm } => (Opcode::Send, imm),
             SendOp::Write { imm, .. } => (Opcode::Write, imm),
             SendOp::Read { .. } => (Opcode::ReadRequest, None),
+            SendOp::FetchAdd { .. } => (Opcode::FetchAdd, None),
+            SendOp::CompareSwap { .. } => (Opcode::CompareSwap, None),
         };
         let mut desc = Desc::new(opcode, msn);
         desc.set_imm(imm);
         desc.total = e.total;
-        if let SendOp::Write { remote_addr, rkey, .. } | SendOp::Read { remote_addr, rkey } = e.op {
+        if let SendOp::Write { remote_addr, rkey, .. }
+        | SendOp::Read { remote_addr, rkey }
+        | SendOp::FetchAdd { remote_addr, rkey, .. }
+        | SendOp::CompareSwap { remote_addr, rkey, .. } = e.op
+        {
             (desc.addr, desc.rkey) = (remote_addr, rkey);
         }
-        if !e.is_read() {
+        if e.op.is_atomic() {
+            let at = self.tx.copied.len() as u32;
+            atomic::encode(&e.op, &mut self.tx.copied);
+            let len = self.tx.copied.len() as u32 - at;
+            (desc.total, desc.len) = (len, len);
+            self.tx.pieces.push(Out::Copied { at, len });
+        } else if !e.op.has_answer() {
             (desc.offset, desc.len) = (e.sent, left.min(self.tx.room(segment)));
             let tx = &mut self.tx;
             self.sq.pieces(e, desc.offset, desc.len, |piece| match piece {

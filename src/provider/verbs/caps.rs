@@ -12,6 +12,7 @@ use super::map;
 use super::qp::RawQp;
 use super::sys::*;
 use crate::device::Capabilities;
+use crate::device::profile::ERDMA_COMPAT_MODE;
 use crate::provider::{QpAddress, QpConnect, QpInit};
 
 /// Alibaba's PCI vendor number: `erdma_query_device` in drivers/infiniband/hw/erdma/erdma_verbs.c of the kernel.
@@ -23,9 +24,6 @@ const ALIBABA: u32 = 0x1ded;
 /// erdma: `erdma_push_one_sqe` in providers/erdma/erdma_verbs.c of rdma-core takes both. siw takes neither:
 /// `map_send_opcode` in providers/siw/siw.c.
 const IWARP_WITH_IMMEDIATE: [u32; 1] = [ALIBABA];
-
-/// Where erdma says whether it lets queue pairs be connected by hand.
-const ERDMA_COMPAT: &str = "/sys/module/erdma/parameters/compat_mode";
 
 /// Inline sizes that are tried, the largest first. No attribute tells; creating a queue pair does.
 const INLINE: [u32; 7] = [512, 256, 128, 96, 64, 32, 16];
@@ -91,6 +89,7 @@ fn limits(device: &ibv_device_attr, port: &ibv_port_attr) -> Capabilities {
         max_rd_atomic: u8::try_from(rd_atomic).unwrap_or(u8::MAX),
         max_srq: count(device.max_srq),
         immediate: false,
+        atomics: device.atomic_cap != IBV_ATOMIC_NONE,
         ordered: true,
         all_signaled: false,
         oob: false,
@@ -108,9 +107,9 @@ pub(super) fn no_manual_connect(vendor_id: u32) -> (String, String) {
     if vendor_id != ALIBABA {
         return (cause, "connect by RDMA_CM".to_owned());
     }
-    let compat = match std::fs::read_to_string(ERDMA_COMPAT) {
-        Ok(value) => format!("{ERDMA_COMPAT} is {}", value.trim()),
-        Err(error) => format!("{ERDMA_COMPAT} is unknown: {error}"),
+    let compat = match std::fs::read_to_string(ERDMA_COMPAT_MODE) {
+        Ok(value) => format!("{ERDMA_COMPAT_MODE} is {}", value.trim()),
+        Err(error) => format!("{ERDMA_COMPAT_MODE} is unknown: {error}"),
     };
     let fix = "connect by RDMA_CM, or set `options erdma compat_mode=Y` in /etc/modprobe.d and load the module again";
     (format!("{cause}; {compat}"), fix.to_owned())
@@ -157,7 +156,7 @@ impl Trial {
             min_rnr_timer: 12,
             active: true,
         };
-        qp.init(number)
+        qp.init(number, false)
             .and_then(|()| qp.ready_to_receive(&port, &connect, IBV_MTU_1024))
             .and_then(|()| qp.ready_to_send(&connect, 0))
             .is_ok()
@@ -193,6 +192,10 @@ mod tests {
         let (mut d, mut p): (ibv_device_attr, ibv_port_attr) = unsafe { std::mem::zeroed() };
         (d.max_qp_wr, d.max_cqe, d.max_sge, d.max_mr_size) = (1_048_576, 32_767, 32, u64::MAX);
         (d.max_qp_rd_atom, d.max_qp_init_rd_atom, d.max_srq) = (128, 16, -1);
+        for (cap, atomics) in [(IBV_ATOMIC_NONE, false), (IBV_ATOMIC_HCA, true), (IBV_ATOMIC_GLOB, true)] {
+            d.atomic_cap = cap;
+            assert_eq!(limits(&d, &p).atomics, atomics);
+        }
         (p.max_msg_sz, p.active_mtu) = (8 << 20, IBV_MTU_4096);
         let caps = limits(&d, &p);
         assert_eq!((caps.max_qp_wr, caps.max_cqe, caps.max_send_sge), (1_048_576, 32_767, 32));
@@ -208,6 +211,6 @@ mod tests {
         let (cause, fix) = no_manual_connect(0x62_6d74);
         assert!(cause.contains("iWARP") && fix.contains("RDMA_CM"), "{cause} {fix}");
         let (cause, fix) = no_manual_connect(ALIBABA);
-        assert!(cause.contains(ERDMA_COMPAT) && fix.contains("compat_mode=Y"), "{cause} {fix}");
+        assert!(cause.contains(ERDMA_COMPAT_MODE) && fix.contains("compat_mode=Y"), "{cause} {fix}");
     }
 }

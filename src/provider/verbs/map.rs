@@ -28,6 +28,8 @@ fn opcode(opcode: ibv_wc_opcode) -> WcOpcode {
     match opcode {
         IBV_WC_RDMA_WRITE => WcOpcode::Write,
         IBV_WC_RDMA_READ => WcOpcode::Read,
+        IBV_WC_FETCH_ADD => WcOpcode::FetchAdd,
+        IBV_WC_COMP_SWAP => WcOpcode::CompareSwap,
         IBV_WC_RECV_RDMA_WITH_IMM => WcOpcode::RecvWriteWithImm,
         other if other & IBV_WC_RECV != 0 => WcOpcode::Recv,
         _ => WcOpcode::Send,
@@ -127,6 +129,8 @@ mod tests {
             (IBV_WC_SEND, WcOpcode::Send),
             (IBV_WC_RDMA_WRITE, WcOpcode::Write),
             (IBV_WC_RDMA_READ, WcOpcode::Read),
+            (IBV_WC_FETCH_ADD, WcOpcode::FetchAdd),
+            (IBV_WC_COMP_SWAP, WcOpcode::CompareSwap),
             (IBV_WC_RECV, WcOpcode::Recv),
             (IBV_WC_RECV_RDMA_WITH_IMM, WcOpcode::RecvWriteWithImm),
         ] {

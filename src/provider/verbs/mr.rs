@@ -63,11 +63,10 @@ impl VerbsMr {
         }
         let length = usize::try_from(len)
             .map_err(|_| MemoryError::Length { asked: len, fix: "no address space is that large" })?;
-        // Verbs demands local write access with remote write access.
-        let access = match access.contains(AccessFlags::REMOTE_WRITE) {
-            true => access.union(AccessFlags::LOCAL_WRITE),
-            false => access,
-        };
+        // Verbs demands local write access with remote write and remote atomic access.
+        let remote_writes =
+            access.contains(AccessFlags::REMOTE_WRITE) || access.contains(AccessFlags::REMOTE_ATOMIC);
+        let access = if remote_writes { access.union(AccessFlags::LOCAL_WRITE) } else { access };
         let addr = std::ptr::with_exposed_provenance_mut((mapping.addr() + offset) as usize);
         let register = || {
             // SAFETY: the range is inside of the mapping, by the check above, and stays mapped until `Pinned`'s drop

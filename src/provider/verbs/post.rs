@@ -76,19 +76,30 @@ fn send(wr: &SendWr, sges: *mut ibv_sge) -> ibv_send_wr {
     if wr.inline {
         out.send_flags |= IBV_SEND_INLINE;
     }
-    let mut remote = |remote_addr, rkey| {
-        out.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+    let remote = |remote_addr, rkey| ibv_send_wr__bindgen_ty_2 {
+        rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey },
+    };
+    let word = |remote_addr, rkey, compare_add, swap| ibv_send_wr__bindgen_ty_2 {
+        atomic: ibv_send_wr__bindgen_ty_2__bindgen_ty_2 { remote_addr, compare_add, swap, rkey },
     };
     let (opcode, imm) = match wr.op {
         SendOp::Send { imm: None } => (IBV_WR_SEND, None),
         SendOp::Send { imm } => (IBV_WR_SEND_WITH_IMM, imm),
         SendOp::Write { remote_addr, rkey, imm } => {
-            remote(remote_addr, rkey);
+            out.wr = remote(remote_addr, rkey);
             (if imm.is_some() { IBV_WR_RDMA_WRITE_WITH_IMM } else { IBV_WR_RDMA_WRITE }, imm)
         }
         SendOp::Read { remote_addr, rkey } => {
-            remote(remote_addr, rkey);
+            out.wr = remote(remote_addr, rkey);
             (IBV_WR_RDMA_READ, None)
+        }
+        SendOp::FetchAdd { remote_addr, rkey, add } => {
+            out.wr = word(remote_addr, rkey, add, 0);
+            (IBV_WR_ATOMIC_FETCH_AND_ADD, None)
+        }
+        SendOp::CompareSwap { remote_addr, rkey, compare, swap } => {
+            out.wr = word(remote_addr, rkey, compare, swap);
+            (IBV_WR_ATOMIC_CMP_AND_SWP, None)
         }
     };
     out.opcode = opcode;
@@ -187,6 +198,28 @@ mod tests {
                     (5, IBV_WR_SEND, 0, vec![14], none, 0),
                 ]
             );
+        }
+    }
+
+    #[test]
+    fn r2_an_atomic_has_its_address_key_and_operands() {
+        let (remote_addr, rkey) = (0x1000, 5);
+        let mut chain = WrChain::default();
+        let sge = [Sge { addr: 64, len: 8, lkey: 3 }];
+        chain.push(1, SendOp::FetchAdd { remote_addr, rkey, add: 7 }, &sge, true, false);
+        chain.push(2, SendOp::CompareSwap { remote_addr, rkey, compare: 7, swap: 9 }, &sge, true, false);
+        let mut scratch = Scratch::default();
+        let first = scratch.link_sends(&chain);
+        for (i, expected) in
+            [(IBV_WR_ATOMIC_FETCH_AND_ADD, 0x1000, 7, 0, 5), (IBV_WR_ATOMIC_CMP_AND_SWP, 0x1000, 7, 9, 5)]
+                .into_iter()
+                .enumerate()
+        {
+            // SAFETY: two requests in `scratch`; each member of the union is plain integers.
+            let (wr, atomic) = unsafe { (&*first.add(i), (*first.add(i)).wr.atomic) };
+            let seen = (wr.opcode, atomic.remote_addr, atomic.compare_add, atomic.swap, atomic.rkey);
+            assert_eq!(seen, expected);
+            assert_eq!((wr.num_sge, wr.send_flags), (1, IBV_SEND_SIGNALED));
         }
     }
 

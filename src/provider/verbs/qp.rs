@@ -100,11 +100,14 @@ impl RawQp {
     }
 
     /// RESET→INIT: receives can be posted from now on.
-    pub(super) fn init(&self, port: u8) -> io::Result<()> {
+    pub(super) fn init(&self, port: u8, atomics: bool) -> io::Result<()> {
         let mut attr = attributes(IBV_QPS_INIT);
         attr.port_num = port;
         // What peers may do at most; each region's own flags decide.
         attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+        if atomics {
+            attr.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
+        }
         self.modify(&mut attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)
     }
 
@@ -214,7 +217,8 @@ impl VerbsPd {
         let psn = random_psn().map_err(os("drawing a packet sequence number"))?;
         let raw = RawQp::create(&self.raw, &send_cq.raw, &recv_cq.raw, init)
             .map_err(os("creating a queue pair"))?;
-        raw.init(self.device.port().number).map_err(os("moving a queue pair to INIT"))?;
+        let atomics = self.device.capabilities().atomics;
+        raw.init(self.device.port().number, atomics).map_err(os("moving a queue pair to INIT"))?;
         Ok(VerbsQp { raw, scratch: Mutex::default(), device: self.device.clone(), psn })
     }
 }

@@ -227,8 +227,15 @@ fn completed(cqe: &Cqe, wr: &Wr) -> Completed {
                 if cqe.opcode == WcOpcode::RecvWriteWithImm { Opcode::RecvWrite } else { Opcode::Recv };
             Completed { opcode, bytes: u64::from(cqe.byte_len), imm: cqe.imm }
         }
-        WrKind::Send(SendOp::Send { .. }) => Completed { opcode: Opcode::Send, bytes: posted, imm: None },
-        WrKind::Send(SendOp::Write { .. }) => Completed { opcode: Opcode::Write, bytes: posted, imm: None },
-        WrKind::Send(SendOp::Read { .. }) => Completed { opcode: Opcode::Read, bytes: posted, imm: None },
+        WrKind::Send(op) => {
+            let opcode = match op {
+                SendOp::Send { .. } => Opcode::Send,
+                SendOp::Write { .. } => Opcode::Write,
+                SendOp::Read { .. } => Opcode::Read,
+                SendOp::FetchAdd { .. } => Opcode::FetchAdd,
+                SendOp::CompareSwap { .. } => Opcode::CompareSwap,
+            };
+            Completed { opcode, bytes: posted, imm: None }
+        }
     }
 }

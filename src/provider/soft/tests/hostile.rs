@@ -109,11 +109,17 @@ fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
             let mut side = Side::new(profile);
             let (qp, mut peer) = raw_peer(&side);
             peer.set_nonblocking(true).unwrap();
-            let region = side.region(8192, ALL);
+            let region = side.region(8192, ALL.union(AccessFlags::REMOTE_ATOMIC));
             let target = region.remote();
             for i in 0..4 {
                 recv(&qp, i, Some(sge(&region, 1024 * i, 1024)));
-                post(&qp, i, read_from(&region, 0), &[sge(&region, 4096, 512)]);
+                if profile.capabilities().atomics && i == 3 {
+                    let (remote_addr, rkey) = (target.addr, target.rkey);
+                    let op = SendOp::FetchAdd { remote_addr, rkey, add: 1 };
+                    post(&qp, i, op, &[sge(&region, 4096, 8)]);
+                } else {
+                    post(&qp, i, read_from(&region, 0), &[sge(&region, 4096, 512)]);
+                }
             }
             let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
             let mut bytes = hello.encode().to_vec();
@@ -122,11 +128,26 @@ fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
                 let descs: Vec<Desc> = (0..rng.below(8) as u32)
                     .map(|i| {
                         use Opcode::*;
-                        let opcode =
-                            [Send, Write, ReadRequest, ReadResponse, Ack, Nak][rng.below(6) as usize];
-                        let total = rng.below(1200) as u32;
-                        let carries = matches!(opcode, Send | Write | ReadResponse);
-                        let offset = if carries && rng.below(3) == 0 {
+                        let all = [
+                            Send,
+                            Write,
+                            ReadRequest,
+                            ReadResponse,
+                            Ack,
+                            Nak,
+                            FetchAdd,
+                            CompareSwap,
+                            AtomicResponse,
+                        ];
+                        let opcode = all[rng.below(all.len() as u64) as usize];
+                        let total = match opcode {
+                            FetchAdd => 8,
+                            CompareSwap => 16,
+                            _ => rng.below(1200) as u32,
+                        };
+                        let atomic = matches!(opcode, FetchAdd | CompareSwap);
+                        let carries = atomic || matches!(opcode, Send | Write | ReadResponse);
+                        let offset = if carries && !atomic && rng.below(3) == 0 {
                             rng.below(u64::from(total) + 1) as u32
                         } else {
                             0
@@ -136,8 +157,9 @@ fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
                         Desc {
                             flags: rng.below(2) as u8,
                             rkey: target.rkey,
-                            addr: target.addr.wrapping_add(rng.below(9000)).wrapping_sub(400),
-                            total: if rng.below(4) == 0 { 512 } else { total }.max(offset + len),
+                            addr: target.addr.wrapping_add(rng.below(9000)).wrapping_sub(400)
+                                & if atomic && rng.below(2) == 0 { !7 } else { !0 },
+                            total: if !atomic && rng.below(4) == 0 { 512 } else { total }.max(offset + len),
                             offset,
                             len,
                             ..Desc::new(opcode, rng.below(3) as u32 + i)
@@ -210,4 +232,68 @@ fn k5_a_queue_pair_that_is_dialled_answers_at_once() {
         assert!(Instant::now() < deadline, "no answer");
     }
     assert_eq!(got[..32], Preamble { target: 77, own: qp.qp_num(), key: 5 }.encode());
+}
+
+/// Operands that come in pieces, in the middle of a frame: executed once, when all of them are here.
+#[test]
+fn r2_an_atomic_whose_operands_come_byte_by_byte_is_executed_once() {
+    let mut side = Side::new(Profile::Default);
+    let (qp, mut peer) = raw_peer(&side);
+    peer.set_nodelay(true).unwrap();
+    let region = side.region(4096, ALL.union(AccessFlags::REMOTE_ATOMIC));
+    let remote = region.remote();
+    let at = |opcode, msn, addr, len| {
+        let mut desc = Desc::new(opcode, msn);
+        (desc.addr, desc.rkey, desc.total, desc.len) = (remote.addr + addr, remote.rkey, len, len);
+        desc
+    };
+    let descs = [
+        at(Opcode::Write, 0, 64, 3),
+        at(Opcode::FetchAdd, 1, 0, 8),
+        at(Opcode::CompareSwap, 2, 0, 16),
+        at(Opcode::Write, 3, 128, 3),
+    ];
+    let mut payload = vec![7; 3];
+    for operand in [5u64, 5, 9] {
+        payload.extend(operand.to_le_bytes());
+    }
+    payload.extend([8; 3]);
+    let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
+    peer.write_all(&hello.encode()).unwrap();
+    for byte in frame(&descs, &payload, 0) {
+        peer.write_all(&[byte]).unwrap();
+        side.poll();
+    }
+    let deadline = Instant::now() + DEADLINE;
+    while contents(&region, 128, 3) != [8; 3] {
+        side.poll();
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(contents(&region, 0, 8), 9u64.to_ne_bytes());
+    assert_eq!(contents(&region, 64, 3), [7; 3]);
+    drop(peer);
+    ends_in_error(side, &qp, "the peer has left");
+}
+
+/// Without order nobody keeps which numbers were used: a message that uses one again must not hurt.
+#[test]
+fn b1_a_number_that_is_used_twice_without_order_does_no_harm() {
+    let mut side = Side::new(Profile::Srd);
+    let (qp, mut peer) = raw_peer(&side);
+    let region = side.region(4096, ALL);
+    let remote = region.remote();
+    let mut write = Desc { total: 1, len: 1, ..Desc::new(Opcode::Write, 0) };
+    (write.addr, write.rkey) = (remote.addr, remote.rkey);
+    let last = Desc { addr: remote.addr + 1, ..write };
+    let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
+    // In one read, so that both are acknowledged together.
+    let frames = [hello.encode().to_vec(), frame(&[write], &[7], 0), frame(&[last], &[7], 0)];
+    peer.write_all(&frames.concat()).unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    while contents(&region, 1, 1) != [7] {
+        side.poll();
+        assert!(Instant::now() < deadline);
+    }
+    drop(peer);
+    ends_in_error(side, &qp, "the peer has left");
 }

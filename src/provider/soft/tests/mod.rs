@@ -1,9 +1,11 @@
 //! Two queue pairs over loopback in one process, driven by polling.
 
+mod atomics;
 mod data;
 mod events;
 mod failures;
 mod hostile;
+mod profiles;
 mod shared;
 mod unordered;
 
@@ -81,6 +83,15 @@ fn attributes(remote: &Qp, active: bool) -> QpConnect {
     }
 }
 
+/// By hand, also where a profile leaves that to a connection manager.
+fn bring_up(qp: &Qp, attr: &QpConnect) {
+    match qp {
+        Qp::Soft(qp) => qp.for_cm().connect(attr).unwrap(),
+        #[cfg(feature = "verbs")]
+        Qp::Verbs(_) => unreachable!("these tests open soft devices"),
+    }
+}
+
 /// Two connected sides. `a` dials.
 struct Pair {
     qa: Option<Qp>,
@@ -100,8 +111,8 @@ impl Pair {
         let (mut of_a, mut of_b) = (attributes(&qb, true), attributes(&qa, false));
         change(&mut of_a);
         change(&mut of_b);
-        qb.connect(&of_b).unwrap();
-        qa.connect(&of_a).unwrap();
+        bring_up(&qb, &of_b);
+        bring_up(&qa, &of_a);
         Self { qa: Some(qa), qb: Some(qb), a, b }
     }
 
