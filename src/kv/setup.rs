@@ -177,6 +177,7 @@ pub(super) fn protocol(
             crate::connect::Notify::Imm => proto::Notify::Imm,
             crate::connect::Notify::Send => proto::Notify::Send,
         },
+        opening: proto::Opening::Free,
         ordered: agreed.ordered,
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
