@@ -16,7 +16,8 @@
 //!
 //! ```text
 //!   soft.rs     over TCP; offer.rs  what its frames say
-//!   verbs.rs    futures over RDMA_CM's events (the calls are in provider/verbs/cm.rs)
+//!   verbs.rs    futures over RDMA_CM's events (the calls are in provider/verbs/cm.rs); verbs_error.rs  what those mean
+//!   source.rs   from which address an RDMA device connects     thread.rs   calls that block
 //!   attr.rs     attributes of a connection, limits of private data     private.rs  landfall's own private data
 //! ```
 
@@ -27,8 +28,16 @@ mod attr;
 mod offer;
 pub(crate) mod private;
 mod soft;
+#[cfg(feature = "verbs")]
+mod source;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "verbs")]
+mod thread;
+#[cfg(feature = "verbs")]
+mod verbs;
+#[cfg(feature = "verbs")]
+mod verbs_error;
 
 use std::net::SocketAddr;
 
@@ -37,7 +46,7 @@ use super::error::ConnectError;
 use crate::device::Device;
 use crate::provider;
 
-pub(crate) use attr::CmAttr;
+pub(crate) use crate::provider::CmAttr;
 #[cfg(any(test, fuzzing))]
 pub(super) use offer::fuzz;
 
@@ -45,18 +54,24 @@ pub(super) use offer::fuzz;
 #[derive(Debug)]
 pub(crate) enum Listener {
     Soft(soft::SoftListener),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::VerbsListener),
 }
 
 /// A connect request. Dropping it rejects it.
 #[derive(Debug)]
 pub(crate) enum Request {
     Soft(soft::SoftRequest),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::VerbsRequest),
 }
 
 /// An established connection. Dropping it disconnects; the owner drops the queue pair first.
 #[derive(Debug)]
 pub(crate) enum Connection {
     Soft(soft::SoftConnection),
+    #[cfg(feature = "verbs")]
+    Verbs(verbs::VerbsConnection),
 }
 
 impl Listener {
@@ -65,9 +80,7 @@ impl Listener {
         match device.provider() {
             provider::Device::Soft(_) => soft::SoftListener::bind(device, addr).await.map(Self::Soft),
             #[cfg(feature = "verbs")]
-            provider::Device::Verbs(_) => Err(ConnectError::Unsupported {
-                what: "RDMA_CM is not driven yet; connect out of band".to_owned(),
-            }),
+            provider::Device::Verbs(_) => verbs::VerbsListener::bind(device, addr).await.map(Self::Verbs),
         }
     }
 
@@ -75,6 +88,8 @@ impl Listener {
     pub(crate) fn local_addr(&self) -> SocketAddr {
         match self {
             Self::Soft(l) => l.local_addr(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(l) => l.local_addr(),
         }
     }
 
@@ -82,6 +97,8 @@ impl Listener {
     pub(crate) async fn accept(&self) -> Result<Request, ConnectError> {
         match self {
             Self::Soft(l) => l.accept().await.map(Request::Soft),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(l) => l.accept().await.map(Request::Verbs),
         }
     }
 }
@@ -91,6 +108,8 @@ impl Request {
     pub(crate) fn peer_addr(&self) -> SocketAddr {
         match self {
             Self::Soft(r) => r.peer_addr(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(r) => r.peer_addr(),
         }
     }
 
@@ -98,6 +117,8 @@ impl Request {
     pub(crate) fn local_addr(&self) -> SocketAddr {
         match self {
             Self::Soft(r) => r.local_addr(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(r) => r.local_addr(),
         }
     }
 
@@ -105,6 +126,8 @@ impl Request {
     pub(crate) fn private_data(&self) -> &[u8] {
         match self {
             Self::Soft(r) => r.private_data(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(r) => r.private_data(),
         }
     }
 
@@ -123,6 +146,10 @@ impl Request {
                 r.accept(qp.for_cm(), *attr, private, deadline).await.map(Connection::Soft)
             }
             #[cfg(feature = "verbs")]
+            (Self::Verbs(r), provider::Qp::Verbs(qp)) => {
+                r.accept(qp.for_cm(), *attr, private, deadline).await.map(Connection::Verbs)
+            }
+            #[cfg(feature = "verbs")]
             _ => Err(attr::foreign()),
         }
     }
@@ -131,6 +158,8 @@ impl Request {
     pub(crate) fn reject(self, private: &[u8]) {
         match self {
             Self::Soft(r) => r.reject(private),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(r) => r.reject(private),
         }
     }
 }
@@ -151,6 +180,10 @@ pub(crate) async fn connect(
             soft::connect(device, qp.for_cm(), to, *attr, private, deadline).await.map(Connection::Soft)
         }
         #[cfg(feature = "verbs")]
+        (provider::Device::Verbs(_), provider::Qp::Verbs(qp)) => {
+            verbs::connect(device, qp.for_cm(), to, *attr, private, deadline).await.map(Connection::Verbs)
+        }
+        #[cfg(feature = "verbs")]
         _ => Err(attr::foreign()),
     }
 }
@@ -160,6 +193,8 @@ impl Connection {
     pub(crate) fn private_data(&self) -> &[u8] {
         match self {
             Self::Soft(c) => c.private_data(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.private_data(),
         }
     }
 
@@ -167,6 +202,8 @@ impl Connection {
     pub(crate) fn peer_addr(&self) -> SocketAddr {
         match self {
             Self::Soft(c) => c.peer_addr(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.peer_addr(),
         }
     }
 
@@ -174,6 +211,8 @@ impl Connection {
     pub(crate) fn local_addr(&self) -> SocketAddr {
         match self {
             Self::Soft(c) => c.local_addr(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.local_addr(),
         }
     }
 
@@ -182,6 +221,8 @@ impl Connection {
     pub(crate) async fn disconnected(&self) {
         match self {
             Self::Soft(c) => c.disconnected().await,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.disconnected().await,
         }
     }
 
@@ -189,6 +230,8 @@ impl Connection {
     pub(crate) fn disconnect(&self) {
         match self {
             Self::Soft(c) => c.disconnect(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.disconnect(),
         }
     }
 }

@@ -28,9 +28,10 @@ use super::super::frame::{self, Frame, Kind};
 use super::super::gate::Ticket;
 use super::super::oob::{self, OobListener};
 use super::super::reject::Reject;
-use super::attr::{CmAttr, MAX_REJECT, MAX_REPLY, MAX_REQUEST};
+use super::attr::{MAX_REJECT, MAX_REPLY, MAX_REQUEST};
 use super::offer::{self, MAX_BODY, Offer};
 use crate::device::Device;
+use crate::provider::CmAttr;
 use crate::provider::soft::SoftCmQp;
 
 /// How long a connection may take to send its request.
