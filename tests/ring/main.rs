@@ -2,6 +2,7 @@
 
 mod harness;
 
+mod b5_manager;
 mod cases;
 mod r1_ownership;
 mod r4_r5_limits;

@@ -12,11 +12,58 @@
 //!   disconnected()                 ◄──────►  disconnected(): the other side disconnected, or its process is gone
 //! ```
 //!
+//! ```
+//! use landfall::connect::cm::{CmConnection, CmListener, CmOptions};
+//! use landfall::device::Device;
+//! use landfall::memory::Memory;
+//! use landfall::ring::{CompletionQueue, CqConfig, QpConfig, QueuePair};
+//!
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::open("soft-default")?;
+//! let pd = device.alloc_pd()?;
+//! let cq = CompletionQueue::new(&device, CqConfig::new(64))?;
+//! let (a, b) = (
+//!     QueuePair::new(&pd, &cq, &cq, QpConfig::new(16, 16))?,
+//!     QueuePair::new(&pd, &cq, &cq, QpConfig::new(16, 16))?,
+//! );
+//! let listener = CmListener::bind(&device, "127.0.0.1:0".parse()?).await?;
+//! let to = listener.local_addr();
+//!
+//! // The server: a receive is posted before the request is accepted.
+//! let buf = pd.register_local(Memory::anonymous(64)).await?.into_slice();
+//! let received = b.recv(buf);
+//! let server = async {
+//!     let request = listener.accept().await?;
+//!     assert_eq!(&request.private_data()[..5], b"hello");
+//!     request.accept(&b, CmOptions::new()).await
+//! };
+//!
+//! // The client sends first.
+//! let client = CmConnection::connect(&a, to, CmOptions::new().private_data(*b"hello"));
+//! let (server, client) = tokio::try_join!(server, client)?;
+//! let (sent, _) = a.send(pd.register_local(Memory::anonymous(64)).await?.into_slice()).await;
+//! assert_eq!(sent?.bytes, 64);
+//! received.await.0?;
+//!
+//! client.disconnect();
+//! server.disconnected().await;
+//! # Ok(()) }
+//! ```
+//!
+//! # Limits
+//!
+//! Private data has at most 56 bytes in a request, 196 in an acceptance and 148 in a rejection, and most transports pad
+//! it with zeros. On iWARP the client has to be the first to send on a queue pair. The manager notices when a process ends,
+//! not when a host is cut off: that is for operations, whose retries run out, and for heartbeats of the program's own.
+//!
+//! # Inside
+//!
 //! `Listener`, `Request`, `connect` and `Connection` here are the crate's own half; each is one of two managers:
 //!
 //! ```text
 //!   soft.rs     over TCP; offer.rs  what its frames say
 //!   verbs.rs    futures over RDMA_CM's events (the calls are in provider/verbs/cm.rs); verbs_error.rs  what those mean
+//!   user.rs     the public half, for queue pairs of the ring
 //!   source.rs   from which address an RDMA device connects     thread.rs   calls that block
 //!   attr.rs     attributes of a connection, limits of private data     private.rs  landfall's own private data
 //! ```
@@ -34,6 +81,7 @@ mod source;
 mod tests;
 #[cfg(feature = "verbs")]
 mod thread;
+mod user;
 #[cfg(feature = "verbs")]
 mod verbs;
 #[cfg(feature = "verbs")]
@@ -44,11 +92,15 @@ use std::net::SocketAddr;
 use super::deadline::Deadline;
 use super::error::ConnectError;
 use crate::device::Device;
-use crate::provider;
+use crate::provider::soft::SoftCmQp;
+#[cfg(feature = "verbs")]
+use crate::provider::verbs::VerbsCmQp;
+use crate::provider::{self};
 
 pub(crate) use crate::provider::CmAttr;
 #[cfg(any(test, fuzzing))]
 pub(super) use offer::fuzz;
+pub use user::{CmConnection, CmListener, CmOptions, CmRequest};
 
 /// Listens for connect requests. Dropping it stops; requests that were not taken are rejected.
 #[derive(Debug)]
@@ -140,14 +192,24 @@ impl Request {
         private: &[u8],
         deadline: Deadline,
     ) -> Result<Connection, ConnectError> {
+        self.accept_target(Target::of(qp), attr, private, deadline).await
+    }
+
+    async fn accept_target(
+        self,
+        qp: Target,
+        attr: &CmAttr,
+        private: &[u8],
+        deadline: Deadline,
+    ) -> Result<Connection, ConnectError> {
         attr::check_reply(private)?;
         match (self, qp) {
-            (Self::Soft(r), provider::Qp::Soft(qp)) => {
-                r.accept(qp.for_cm(), *attr, private, deadline).await.map(Connection::Soft)
+            (Self::Soft(r), Target::Soft(qp)) => {
+                r.accept(qp, *attr, private, deadline).await.map(Connection::Soft)
             }
             #[cfg(feature = "verbs")]
-            (Self::Verbs(r), provider::Qp::Verbs(qp)) => {
-                r.accept(qp.for_cm(), *attr, private, deadline).await.map(Connection::Verbs)
+            (Self::Verbs(r), Target::Verbs(qp)) => {
+                r.accept(qp, *attr, private, deadline).await.map(Connection::Verbs)
             }
             #[cfg(feature = "verbs")]
             _ => Err(attr::foreign()),
@@ -174,17 +236,44 @@ pub(crate) async fn connect(
     private: &[u8],
     deadline: Deadline,
 ) -> Result<Connection, ConnectError> {
+    connect_target(device, Target::of(qp), to, attr, private, deadline).await
+}
+
+async fn connect_target(
+    device: &Device,
+    qp: Target,
+    to: SocketAddr,
+    attr: &CmAttr,
+    private: &[u8],
+    deadline: Deadline,
+) -> Result<Connection, ConnectError> {
     attr::check_request(private)?;
-    match (device.provider(), qp) {
-        (provider::Device::Soft(_), provider::Qp::Soft(qp)) => {
-            soft::connect(device, qp.for_cm(), to, *attr, private, deadline).await.map(Connection::Soft)
+    match qp {
+        Target::Soft(qp) => {
+            soft::connect(device, qp, to, *attr, private, deadline).await.map(Connection::Soft)
         }
         #[cfg(feature = "verbs")]
-        (provider::Device::Verbs(_), provider::Qp::Verbs(qp)) => {
-            verbs::connect(device, qp.for_cm(), to, *attr, private, deadline).await.map(Connection::Verbs)
+        Target::Verbs(qp) => {
+            verbs::connect(device, qp, to, *attr, private, deadline).await.map(Connection::Verbs)
         }
-        #[cfg(feature = "verbs")]
-        _ => Err(attr::foreign()),
+    }
+}
+
+/// A queue pair as the managers hold it: its owner can drop it meanwhile.
+#[derive(Debug)]
+enum Target {
+    Soft(SoftCmQp),
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsCmQp),
+}
+
+impl Target {
+    fn of(qp: &provider::Qp) -> Self {
+        match qp {
+            provider::Qp::Soft(qp) => Self::Soft(qp.for_cm()),
+            #[cfg(feature = "verbs")]
+            provider::Qp::Verbs(qp) => Self::Verbs(qp.for_cm()),
+        }
     }
 }
 

@@ -265,6 +265,10 @@ impl SoftCmQp {
         self.address
     }
 
+    pub(crate) fn is_of(&self, device: &Arc<SoftDevice>) -> bool {
+        Arc::ptr_eq(&self.channel.device, device)
+    }
+
     /// As [`SoftQp::connect`].
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
         self.shared.with(&self.channel, |qp| qp.connect(attr, &self.channel, self.shared.token))
