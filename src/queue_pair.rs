@@ -262,7 +262,11 @@ impl QueuePair {
         done.unwrap_or_else(|| Err(self.closed("connected")))
     }
 
-    fn closed(&self, wanted: &'static str) -> QpError {
+    pub(crate) fn core(&self) -> &Arc<QpCore> {
+        &self.core
+    }
+
+    pub(crate) fn closed(&self, wanted: &'static str) -> QpError {
         QpError::State { qp_num: self.qp_num(), state: "closed", wanted, fix: "create another queue pair" }
     }
 

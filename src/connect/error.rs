@@ -265,6 +265,62 @@ pub enum ConnectError {
         /// The most that it carries.
         limit: usize,
     },
+    /// RDMA_CM finds no way to the address.
+    #[error(
+        "{stage}: {addr} cannot be reached from {device}; check the address, the link and the route to it"
+    )]
+    Unreachable {
+        /// What was asked.
+        stage: Stage,
+        /// The address.
+        addr: SocketAddr,
+        /// The device that was to be used.
+        device: String,
+        /// What RDMA_CM says.
+        #[source]
+        source: io::Error,
+    },
+    /// The address is of another device than the one that was opened, or the way to it leads over another one.
+    #[error(
+        "{addr} belongs to {found}, and not to {device}; use an address of {device}, or open the other device"
+    )]
+    OtherDevice {
+        /// A local address, or the one that was to be reached.
+        addr: SocketAddr,
+        /// The device that was to be used, with its port.
+        device: String,
+        /// Where RDMA_CM leads, with its port.
+        found: String,
+    },
+    /// No network interface of the device has an address from which the peer's could be reached.
+    #[error(
+        "{device} has no address of the family of {addr} to connect from; give its network interface one"
+    )]
+    NoLocalAddress {
+        /// The device.
+        device: String,
+        /// The address that was to be reached.
+        addr: SocketAddr,
+    },
+    /// RDMA_CM failed.
+    #[error("{stage}: {what} failed")]
+    Manager {
+        /// What was going on.
+        stage: Stage,
+        /// The call or the event.
+        what: &'static str,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+    /// The device was removed meanwhile.
+    #[error("{stage}: {device} was removed; open another device, or wait until it is back")]
+    DeviceRemoved {
+        /// What was going on.
+        stage: Stage,
+        /// The device.
+        device: String,
+    },
     /// The listening side rejected the connect request.
     #[error("{addr} rejected the connect request: {reason}")]
     PeerRejected {
@@ -293,6 +349,8 @@ impl ConnectError {
             | Self::AddrInUse { .. }
             | Self::Invalid { .. }
             | Self::PrivateDataTooLong { .. }
+            | Self::OtherDevice { .. }
+            | Self::NoLocalAddress { .. }
             | Self::Resources { .. }
             | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }
@@ -311,6 +369,9 @@ impl ConnectError {
             | Self::Rejected { .. } => Fault::Incompatible,
             Self::Io { source, .. } if is_exhaustion(source) => Fault::Local,
             Self::Resolve { .. }
+            | Self::Unreachable { .. }
+            | Self::Manager { .. }
+            | Self::DeviceRemoved { .. }
             | Self::Refused { .. }
             | Self::Timeout { .. }
             | Self::Io { .. }

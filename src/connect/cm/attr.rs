@@ -2,7 +2,7 @@
 
 use super::super::error::ConnectError;
 use crate::error::QpError;
-use crate::provider::{QpAddress, QpConnect};
+use crate::provider::{CmAttr, QpAddress, QpConnect};
 
 /// Most private data of a connect request: what InfiniBand's message has, less RDMA_CM's own header.
 pub(super) const MAX_REQUEST: usize = 56;
@@ -10,21 +10,6 @@ pub(super) const MAX_REQUEST: usize = 56;
 pub(super) const MAX_REPLY: usize = 196;
 /// Most private data of a rejection.
 pub(super) const MAX_REJECT: usize = 148;
-
-/// Attributes of a connection, as this side wants them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CmAttr {
-    /// READs that we may have outstanding, at most.
-    pub(crate) max_rd_atomic: u8,
-    /// READs of the peer that we serve, at most.
-    pub(crate) max_dest_rd_atomic: u8,
-    /// ACK time-out code: 4.096 µs × 2^timeout.
-    pub(crate) timeout: u8,
-    /// Never 7, which some drivers take as "for ever"; nor is `rnr_retry`.
-    pub(crate) retry_cnt: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) min_rnr_timer: u8,
-}
 
 impl CmAttr {
     /// With the numbers of READs that the peer allows: what it serves, and what it may have outstanding.

@@ -28,10 +28,11 @@ use super::super::frame::{self, Frame, Kind};
 use super::super::gate::Ticket;
 use super::super::oob::{self, OobListener};
 use super::super::reject::Reject;
-use super::attr::{CmAttr, MAX_REJECT, MAX_REPLY, MAX_REQUEST};
+use super::attr::{MAX_REJECT, MAX_REPLY, MAX_REQUEST, foreign};
 use super::offer::{self, MAX_BODY, Offer};
 use crate::device::Device;
 use crate::provider::soft::SoftCmQp;
+use crate::provider::{self, CmAttr};
 
 /// How long a connection may take to send its request.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
@@ -153,6 +154,7 @@ impl SoftRequest {
         private: &[u8],
         deadline: Deadline,
     ) -> Result<SoftConnection, ConnectError> {
+        check_device(&self.device, &qp)?;
         let caps = self.device.capabilities();
         let path_mtu = match agree(&self.device, &self.offer) {
             Ok(path_mtu) => path_mtu,
@@ -209,6 +211,7 @@ pub(super) async fn connect(
     private: &[u8],
     deadline: Deadline,
 ) -> Result<SoftConnection, ConnectError> {
+    check_device(device, &qp)?;
     let caps = device.capabilities();
     let mut stream = oob::dial(&to.to_string(), deadline).await?;
     let socket = |source| ConnectError::io(Stage::Request, source);
@@ -247,6 +250,13 @@ pub(super) async fn connect(
 
 /// The reason of a rejection by the program on the other side, in RDMA_CM's words.
 const CONSUMER: &str = "the listening program rejected the request";
+
+fn check_device(device: &Device, qp: &SoftCmQp) -> Result<(), ConnectError> {
+    match device.provider() {
+        provider::Device::Soft(d) if qp.is_of(d) => Ok(()),
+        _ => Err(foreign()),
+    }
+}
 
 /// The path MTU of the two sides, or what does not fit.
 fn agree(device: &Device, theirs: &Offer) -> Result<u32, Reject> {

@@ -274,6 +274,10 @@ impl SoftCmQp {
         self.address
     }
 
+    pub(crate) fn is_of(&self, device: &Arc<SoftDevice>) -> bool {
+        Arc::ptr_eq(&self.channel.device, device)
+    }
+
     /// INIT→RTR→RTS, also where only a connection manager may. Goes on as far as it can at once: on loopback a dial often
     /// succeeds here.
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::calls::{check, object};
 use super::context::RawPd;
@@ -18,8 +18,8 @@ use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
 use crate::random::random_psn;
 
 // Where a queue pair stands, as far as this side knows.
-const INIT: u8 = 0;
-const RTS: u8 = 1;
+pub(super) const INIT: u8 = 0;
+pub(super) const RTS: u8 = 1;
 pub(super) const ERR: u8 = 2;
 
 /// A packet sequence number, and a queue pair's number, have 24 bits.
@@ -29,16 +29,27 @@ const BITS_24: u32 = 0xff_ffff;
 pub(super) struct RawQp {
     raw: NonNull<ibv_qp>,
     qp_num: u32,
-    state: Arc<AtomicU8>,
-    /// `ibv_modify_qp` writes to the object: one at a time.
-    modify: Mutex<()>,
+    pub(super) state: Arc<AtomicU8>,
+    /// `ibv_modify_qp` writes to the object: one at a time, and not after its end.
+    life: Mutex<Life>,
     pd: Arc<RawPd>,
     send_cq: Arc<RawCq>,
     recv_cq: Arc<RawCq>,
 }
 
-// SAFETY: libibverbs' calls on a queue pair may come from any thread; providers lock what posts touch, `modify`
-// orders the changes of state, and no call but the one in `drop` ends its life.
+/// Whether there is a queue pair, and who destroys it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Live,
+    /// RDMA_CM is connecting it by its number, in a call that may block.
+    Connecting,
+    /// Its owner has dropped it meanwhile: it is in ERR, and destroyed after that call.
+    Abandoned,
+    Destroyed,
+}
+
+// SAFETY: libibverbs' calls on a queue pair may come from any thread; providers lock what posts touch, `life`
+// orders the changes of state, and no call but the one in `destroy_now` ends its life.
 unsafe impl Send for RawQp {}
 // SAFETY: as above.
 unsafe impl Sync for RawQp {}
@@ -74,7 +85,7 @@ impl RawQp {
             raw,
             qp_num,
             state: Arc::new(AtomicU8::new(INIT)),
-            modify: Mutex::new(()),
+            life: Mutex::new(Life::Live),
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
@@ -93,16 +104,87 @@ impl RawQp {
         self.qp_num
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
-        let _one = self.modify.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn modify(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
+        let life = self.life();
+        if matches!(*life, Life::Abandoned | Life::Destroyed) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.modify_now(attr, mask)
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Under the lock of a life that is not over.
+    fn modify_now(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
         // SAFETY: the queue pair is live, and nobody else modifies it.
         check(unsafe { self.pd.context.lib.ibv_modify_qp(self.raw(), attr, mask as c_int) })
     }
 
+    /// Under the lock of a life that is not over, which it ends.
+    fn destroy_now(&self, life: &mut Life) {
+        *life = Life::Destroyed;
+        // SAFETY: created by `create`, destroyed only here and once.
+        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) }) {
+            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
+            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone()));
+        }
+    }
+
+    /// Calls RDMA_CM with the number of this queue pair, which stays its own for as long.
+    pub(super) fn while_live<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let life = self.life();
+        if *life != Life::Live {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        call()
+    }
+
+    /// As [`while_live`](Self::while_live), for iWARP's request, which may take long. The owner can drop the queue pair
+    /// meanwhile without waiting: one that is not connected yet, and is in ERR, is never connected.
+    pub(super) fn while_connecting<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        {
+            let mut life = self.life();
+            if *life != Life::Live {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            *life = Life::Connecting;
+        }
+        let done = call();
+        let mut life = self.life();
+        if *life == Life::Abandoned {
+            self.destroy_now(&mut life);
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        *life = Life::Live;
+        done
+    }
+
+    /// The owner's end of it. No device touches its memory any more when this returns.
+    fn destroy(&self) {
+        let mut life = self.life();
+        match *life {
+            Life::Live => self.destroy_now(&mut life),
+            Life::Connecting => {
+                *life = Life::Abandoned;
+                let _ = self.modify_now(&mut attributes(IBV_QPS_ERR), IBV_QP_STATE);
+                self.state.store(ERR, Ordering::Release);
+            }
+            Life::Abandoned | Life::Destroyed => {}
+        }
+    }
+
     /// RESET→INIT: receives can be posted from now on.
     pub(super) fn init(&self, port: u8, atomics: bool) -> io::Result<()> {
+        self.init_in(port, 0, atomics)
+    }
+
+    /// The same, and INIT→INIT, in a partition.
+    pub(super) fn init_in(&self, port: u8, pkey_index: u16, atomics: bool) -> io::Result<()> {
         let mut attr = attributes(IBV_QPS_INIT);
         attr.port_num = port;
+        attr.pkey_index = pkey_index;
         // What peers may do at most; each region's own flags decide.
         attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
         if atomics {
@@ -172,15 +254,11 @@ impl RawQp {
 
 impl Drop for RawQp {
     fn drop(&mut self) {
-        // SAFETY: created by `create`, destroyed only here.
-        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) }) {
-            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone()));
-        }
+        self.destroy();
     }
 }
 
-fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
+pub(super) fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
     // SAFETY: plain integers and a union of them, for which zero is a value.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.qp_state = state;
@@ -189,9 +267,10 @@ fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
 
 /// A reliable connected queue pair.
 pub(crate) struct VerbsQp {
-    pub(super) raw: RawQp,
+    /// Shared with the connection manager while that connects it.
+    pub(super) raw: Arc<RawQp>,
     pub(super) scratch: Mutex<Scratch>,
-    device: Arc<VerbsDevice>,
+    pub(super) device: Arc<VerbsDevice>,
     psn: u32,
 }
 
@@ -219,6 +298,7 @@ impl VerbsPd {
             .map_err(os("creating a queue pair"))?;
         let atomics = self.device.capabilities().atomics;
         raw.init(self.device.port().number, atomics).map_err(os("moving a queue pair to INIT"))?;
+        let raw = Arc::new(raw);
         Ok(VerbsQp { raw, scratch: Mutex::default(), device: self.device.clone(), psn })
     }
 }
@@ -296,6 +376,13 @@ impl VerbsQp {
                 _ => QpState::Init,
             },
         }
+    }
+}
+
+impl Drop for VerbsQp {
+    fn drop(&mut self) {
+        // The connection manager may still hold it.
+        self.raw.destroy();
     }
 }
 
