@@ -7,17 +7,24 @@
 //! A message is `{ kind u8, zero u8 × 3, returned u32 }` and payload. One without payload gives receives back; the last
 //! one of a direction says that its stream ends.
 //!
+//! Where a connection manager has connected the queue pair, its word that the peer is gone ends the stream, after
+//! everything that has come.
+//!
 //! One task uses a stream at a time. It sleeps on the completion channel's descriptor, by the rules of `reactor` (R3).
 
 use std::collections::VecDeque;
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::cm::Connection;
 use super::error::ConnectError;
+use super::lines::Lines;
 use crate::device::ProtectionDomain;
 use crate::memory::{Local, Memory, Slice};
 use crate::provider::{Armed, Cq, Cqe, Qp, QpInit, RecvWr, SendOp, Sge, WcStatus, WrChain};
@@ -49,6 +56,10 @@ const END: u8 = 1;
 pub(crate) struct Inband {
     // The queue pair goes first: afterwards no device touches the buffers (R7).
     qp: Qp,
+    /// Under the queue pair, and its end.
+    line: Arc<Lines>,
+    hung_up: Option<HungUp>,
+    gone: bool,
     cq: Cq,
     events: AsyncFd<ChannelFd>,
     recv: Vec<Slice<Local>>,
@@ -63,6 +74,15 @@ pub(crate) struct Inband {
     sent_end: bool,
     got_end: bool,
     failure: Option<Failure>,
+}
+
+/// Resolves when the connection manager says that the peer is gone.
+struct HungUp(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl std::fmt::Debug for HungUp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HungUp")
+    }
 }
 
 #[derive(Debug)]
@@ -105,6 +125,9 @@ impl Inband {
         let events = reactor::watch(&channel).map_err(ConnectError::resources)?;
         let this = Self {
             qp,
+            line: Arc::default(),
+            hung_up: None,
+            gone: false,
             cq,
             events,
             recv,
@@ -126,6 +149,15 @@ impl Inband {
     /// The queue pair, to be connected.
     pub(crate) fn qp(&self) -> &Qp {
         &self.qp
+    }
+
+    /// The connection manager's connection of the queue pair.
+    pub(crate) fn attach(&mut self, connection: Connection) {
+        let mut line = Lines::default();
+        line.push(connection);
+        self.line = Arc::new(line);
+        let line = self.line.clone();
+        self.hung_up = Some(HungUp(Box::pin(async move { line.any_ended().await })));
     }
 
     fn post_recv(&self, slot: usize) -> io::Result<()> {
@@ -252,6 +284,17 @@ impl Inband {
                     self.fail(error.kind(), format!("arming the completion queue: {error}"));
                     return Poll::Ready(());
                 }
+            }
+            if let Some(hung_up) = &mut self.hung_up
+                && hung_up.0.as_mut().poll(cx).is_ready()
+            {
+                // What has come before that is taken first.
+                (self.hung_up, self.gone, armed) = (None, true, false);
+                continue;
+            }
+            if self.gone {
+                self.fail(io::ErrorKind::ConnectionReset, "the peer has disconnected".to_owned());
+                return Poll::Ready(());
             }
             let drained = match ready!(self.events.poll_read_ready(cx)) {
                 Ok(mut guard) => {
