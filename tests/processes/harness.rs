@@ -39,6 +39,10 @@ macro_rules! on_every_profile {
             #[test]
             fn erdma_compat() { crate::harness::run(super::$name(Profile::ErdmaCompat)) }
             #[test]
+            fn erdma_standard() { crate::harness::run(super::$name(Profile::ErdmaStandard)) }
+            #[test]
+            fn siw() { crate::harness::run(super::$name(Profile::Siw)) }
+            #[test]
             fn srd() { crate::harness::run(super::$name(Profile::Srd)) }
             #[test]
             fn tiny() { crate::harness::run(super::$name(Profile::Tiny)) }
