@@ -310,6 +310,7 @@ impl QpCore {
         if self.tie.is_closing() {
             return false;
         }
+        self.tie.cause.set_managed();
         self.connected.store(true, Ordering::Release);
         self.send.cq.nudge();
         true

@@ -34,6 +34,7 @@ impl<Q: Clone, B> Ring<Q, B> {
             Err(OpError::Flushed { cause: None, .. }) if tie.is_closing() => {
                 Err(OpError::Closed { qp_num: tie.qp_num })
             }
+            Err(OpError::Flushed { cause: None, .. }) => Err(tie.cause.flushed_alone(tie.qp_num)),
             Err(error) => Err(error),
         };
         self.retire(id.key, half, result, fx);
