@@ -5,12 +5,14 @@
 //!
 //! ```text
 //!   any_device       all
+//!   cm_kv            all, each with an address: `RDMA_IP0` and `RDMA_IP1`
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
 mod any_device;
+mod cm_kv;
 mod cm_only;
 mod harness;
 mod oob_failures;
