@@ -4,6 +4,7 @@
 //! profile, see [`guide::transports`](crate::guide::transports). Nothing here needs a runtime, except registering memory.
 
 mod caps;
+mod faults;
 pub(crate) mod gid;
 mod pd;
 pub(crate) mod profile;
@@ -14,6 +15,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 pub use caps::Capabilities;
+pub use faults::Faults;
 pub use pd::ProtectionDomain;
 pub use profile::Profile;
 pub use soft_config::SoftConfig;

@@ -218,6 +218,9 @@ impl SoftChannel {
     }
 }
 
+/// The number of the first queue pair: 0 and 1 are the management queue pairs.
+pub(super) const FIRST_QP: u32 = 2;
+
 /// Numbers of queue pairs: the one freed last is given out first, so that reuse is common.
 #[derive(Debug, Default)]
 pub(super) struct QpNumbers(Mutex<(u32, Vec<u32>)>);
@@ -229,8 +232,7 @@ impl QpNumbers {
         if let Some(n) = numbers.1.pop() {
             return Some(n);
         }
-        // 0 and 1 are the management queue pairs.
-        let n = numbers.0.max(2);
+        let n = numbers.0.max(FIRST_QP);
         (n < 1 << 24).then(|| {
             numbers.0 = n + 1;
             n

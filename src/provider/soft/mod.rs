@@ -12,6 +12,7 @@
 //!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed; atomic.rs
 //!   link.rs     sockets: listening, dialling, who the peer is
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
+//!   faults.rs   faults, where the configuration asks for them
 //! ```
 //!
 //! Profiles are data: limits, whether `sq.rs` picks the next segment in order or at random, and whether a request
@@ -24,6 +25,7 @@ mod atomic;
 mod channel;
 mod check;
 mod cq;
+mod faults;
 mod frame;
 mod link;
 mod mr;
@@ -59,6 +61,8 @@ pub(crate) struct SoftDevice {
     profile: Profile,
     address: IpAddr,
     seed: u64,
+    /// With faults: where those of each queue pair come from.
+    faulty: Option<Box<SoftConfig>>,
     mrs: mr::MrTable,
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
@@ -75,11 +79,16 @@ impl SoftDevice {
     pub(crate) fn open(config: &SoftConfig) -> Result<Arc<Self>, DeviceError> {
         link::check_address(config.address)
             .map_err(|source| DeviceError::Bind { address: config.address, source })?;
+        let faulty = config.has_faults().then(|| Box::new(config.clone()));
+        if faulty.is_some() {
+            tracing::warn!("a soft device with faults: LANDFALL_SOFT={config} repeats it");
+        }
         Ok(Arc::new(Self {
             caps: config.profile.capabilities(),
             profile: config.profile,
             address: config.address,
             seed: config.seed,
+            faulty,
             mrs: mr::MrTable::default(),
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),

@@ -3,6 +3,7 @@
 //! The copy of inline payload is the only `unsafe` here.
 
 use super::atomic;
+use super::faults::Posted;
 use super::qp::{QpInner, refused};
 use super::sq::Cause;
 use crate::error::PostError;
@@ -50,6 +51,14 @@ impl QpInner {
             return Err(libc::ENOMEM);
         }
         let mut failure = (total > caps.max_msg_size).then_some(WcStatus::LocalLength);
+        let mut hold = None;
+        if let Some(faults) = self.faults.as_deref_mut() {
+            match faults.post() {
+                Posted::Accepted(until) => hold = until,
+                Posted::Refused => return Err(libc::EIO),
+                Posted::Fails => failure = Some(WcStatus::LocalQpOperation),
+            }
+        }
         if failure.is_none() && !wr.inline {
             let access = if read { AccessFlags::LOCAL_WRITE } else { AccessFlags::default() };
             let guard = self.device.mrs.read();
@@ -58,12 +67,15 @@ impl QpInner {
             };
             failure = (!sges.iter().all(covered)).then_some(WcStatus::LocalProtection);
         }
-        if wr.inline && failure.is_none() {
+        let msn = if wr.inline && failure.is_none() {
             self.copy_inline(sges);
-            self.sq.push(wr.wr_id, wr.op, wr.signaled, total as u32, &[], Some(&self.inline));
-            return Ok(());
+            self.sq.push(wr.wr_id, wr.op, wr.signaled, total as u32, &[], Some(&self.inline))
+        } else {
+            self.sq.push(wr.wr_id, wr.op, wr.signaled, total.min(u32::MAX.into()) as u32, sges, None)
+        };
+        if let Some(until) = hold {
+            self.sq.hold(msn, until);
         }
-        let msn = self.sq.push(wr.wr_id, wr.op, wr.signaled, total.min(u32::MAX.into()) as u32, sges, None);
         if let Some(status) = failure {
             // Found at the post, where a device finds it when it comes to the request. What was posted before is
             // flushed, which says as little about whether the peer has it.

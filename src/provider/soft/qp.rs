@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::cq::CqShared;
+use super::faults::QpFaults;
 use super::frame::Preamble;
 use super::link::{self, Door, Link};
 use super::rx::{Refusal, Rx};
@@ -92,6 +93,8 @@ pub(super) struct QpInner {
     /// This slice has completed a receive: whoever takes that is likely to post, and the acknowledgement travels along.
     pub(super) announced: bool,
     pub(super) inline: Vec<u8>,
+    /// Faults to commit; `None` in ordinary life.
+    pub(super) faults: Option<Box<QpFaults>>,
 }
 
 impl SoftPd {
@@ -167,6 +170,7 @@ impl SoftPd {
             dying: false,
             announced: false,
             inline: Vec::new(),
+            faults: self.device.faults_of(qp_num),
         };
         let shared = channel.join(|token| {
             Arc::new(QpShared {

@@ -201,6 +201,20 @@ fn memory_of<'g>(
 impl QpInner {
     /// Reads and executes up to about `budget` bytes. Returns how many were read.
     pub(super) fn receive(&mut self, budget: usize) -> usize {
+        let Some(faults) = self.faults.as_deref_mut() else { return self.receive_up_to(budget) };
+        match faults.may_receive().min(budget) {
+            0 => 0,
+            budget => {
+                let got = self.receive_up_to(budget);
+                if let Some(faults) = self.faults.as_deref_mut() {
+                    faults.received(got);
+                }
+                got
+            }
+        }
+    }
+
+    fn receive_up_to(&mut self, budget: usize) -> usize {
         let mut got = 0;
         loop {
             match self.digest() {

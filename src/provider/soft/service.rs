@@ -33,8 +33,13 @@ impl QpInner {
     pub(super) fn has_work(&self) -> bool {
         match self.link {
             Link::Up(_) => {
-                let reads = self.readable && self.rx.not_ready.is_none() && self.refusal.is_none();
-                let writes = self.tx.writable && !self.tx.dead && (self.tx.ack_due || self.wants_to_send());
+                let (paced, stalled) = self.held();
+                let reads =
+                    self.readable && !stalled && self.rx.not_ready.is_none() && self.refusal.is_none();
+                let writes = self.tx.writable
+                    && !paced
+                    && !self.tx.dead
+                    && (self.tx.ack_due || self.wants_to_send());
                 reads || writes || self.tx.dead
             }
             Link::Draining { .. } => self.readable,
@@ -47,7 +52,10 @@ impl QpInner {
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.link {
             // A dial that was accepted is not yet one that was answered.
-            Link::Up(_) => [self.rx.not_ready.flatten(), self.connect_by].into_iter().flatten().min(),
+            Link::Up(_) => {
+                let waits = [self.rx.not_ready.flatten(), self.connect_by, self.fault_deadline()];
+                waits.into_iter().flatten().min()
+            }
             _ => self.connect_by,
         }
     }
@@ -154,6 +162,7 @@ impl QpInner {
         self.ended |= edges & ENDED != 0;
         let mut moved = 0;
         self.announced = false;
+        self.tick_faults();
         if matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
             self.progress_link(channel, token);
             if due && matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
@@ -179,7 +188,8 @@ impl QpInner {
             if self.wants_to_send() || (eager && self.tx.ack_due && !self.announced) {
                 moved += self.transmit(QP_SLICE_BYTES);
             }
-            if self.tx.dead && (self.refusal.is_some() || self.rx.not_ready.is_some()) {
+            let (_, stalled) = self.held();
+            if self.tx.dead && (stalled || self.refusal.is_some() || self.rx.not_ready.is_some()) {
                 // Nothing more is read, so that the read cannot find the end.
                 self.connection_lost();
             }

@@ -1,6 +1,8 @@
 //! The send queue of a queue pair: requests from post to completion, and the choice of what is sent next.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::Instant;
 
 use super::rng::Rng;
 use super::tuning::{HOLD_ONE_IN, HOLD_SLICES, PICK_WINDOW};
@@ -25,9 +27,11 @@ pub(super) struct Entry {
     /// READ, atomic: bytes that have come back.
     pub(super) received: u32,
     done: bool,
-    /// Unordered: held back until this slice.
+    /// Held back until this slice: where there is no order, and (`NEVER`) by a fault, which ends by time.
     release: u64,
 }
+
+const NEVER: u64 = u64::MAX;
 
 impl Entry {
     fn cqe(&self, qp_num: u32, status: WcStatus, vendor_err: u32) -> Cqe {
@@ -66,6 +70,8 @@ pub(super) struct SendQueue {
     unsent: VecDeque<u32>,
     rng: Rng,
     slice: u64,
+    /// What faults hold back, the next to be released first.
+    held: BinaryHeap<Reverse<(Instant, u32)>>,
     reads: u32,
     max_reads: u32,
 }
@@ -86,6 +92,7 @@ impl SendQueue {
             unsent: VecDeque::new(),
             rng: Rng::new(seed),
             slice: 0,
+            held: BinaryHeap::new(),
             reads: 0,
             max_reads: 1,
         }
@@ -159,12 +166,36 @@ impl SendQueue {
         self.slice += 1;
     }
 
+    /// A fault: the request `msn` does not leave before `until`.
+    pub(super) fn hold(&mut self, msn: u32, until: Instant) {
+        if let Some(i) = self.index(msn) {
+            self.entries[i].release = NEVER;
+            self.held.push(Reverse((until, msn)));
+        }
+    }
+
+    /// What was held back until now may go.
+    pub(super) fn release(&mut self, now: Instant) {
+        while let Some(&Reverse((until, msn))) = self.held.peek()
+            && until <= now
+        {
+            self.held.pop();
+            if let Some(i) = self.index(msn) {
+                self.entries[i].release = 0;
+            }
+        }
+    }
+
+    pub(super) fn next_release(&self) -> Option<Instant> {
+        self.held.peek().map(|Reverse((until, _))| *until)
+    }
+
     /// Whether there is something to put into a frame, if only in a later slice.
     pub(super) fn wants_to_send(&self) -> bool {
-        let blocked = |e: &Entry| e.op.has_answer() && self.reads >= self.max_reads;
+        let blocked = |e: &Entry| e.release == NEVER || (e.op.has_answer() && self.reads >= self.max_reads);
         if self.ordered {
             self.index(self.next).is_some_and(|i| !blocked(&self.entries[i]))
-        } else if self.reads < self.max_reads {
+        } else if self.reads < self.max_reads && self.held.is_empty() {
             !self.unsent.is_empty()
         } else {
             self.unsent.iter().any(|&m| self.index(m).is_some_and(|i| !blocked(&self.entries[i])))
@@ -174,8 +205,9 @@ impl SendQueue {
     /// The request to take a segment from, by its MSN.
     pub(super) fn pick(&mut self) -> Option<u32> {
         if self.ordered {
-            let i = self.index(self.next)?;
-            return (!self.entries[i].op.has_answer() || self.reads < self.max_reads).then_some(self.next);
+            let e = &self.entries[self.index(self.next)?];
+            let may = e.release != NEVER && (!e.op.has_answer() || self.reads < self.max_reads);
+            return may.then_some(self.next);
         }
         let window = self.unsent.len().min(PICK_WINDOW);
         let start = self.rng.below(window as u64) as usize;
@@ -356,6 +388,7 @@ impl SendQueue {
         self.next = self.first;
         self.entries.clear();
         self.unsent.clear();
+        self.held.clear();
         self.sges_gone += self.sges.len() as u64;
         self.sges.clear();
         self.inline_gone += self.inline.len() as u64;

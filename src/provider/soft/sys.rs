@@ -194,6 +194,20 @@ impl IoVecs<'_> {
         true
     }
 
+    /// Keeps the first `bytes` bytes.
+    fn truncate(&mut self, bytes: usize) {
+        while self.bytes > bytes {
+            // SAFETY: the first `len` elements are initialised, and there is one: `bytes` counts them.
+            let last = unsafe { self.vecs[self.len - 1].assume_init_mut() };
+            let cut = last.iov_len.min(self.bytes - bytes);
+            last.iov_len -= cut;
+            self.bytes -= cut;
+            if last.iov_len == 0 {
+                self.len -= 1;
+            }
+        }
+    }
+
     fn message(&mut self) -> libc::msghdr {
         // SAFETY: all zeros is a valid `msghdr`.
         let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -220,6 +234,11 @@ impl<'a> SendVecs<'a> {
 
     pub(super) fn bytes(&self) -> usize {
         self.0.bytes
+    }
+
+    /// Keeps the first `bytes` bytes.
+    pub(super) fn truncate(&mut self, bytes: usize) {
+        self.0.truncate(bytes);
     }
 
     /// One non-blocking `sendmsg`.
@@ -265,4 +284,12 @@ pub(super) fn recv(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the kernel writes at most `into.len()` bytes to `into`.
     let n = unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), libc::MSG_DONTWAIT) };
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
+/// SIGKILL: nothing of this process runs any more, no destructor and no handler.
+pub(super) fn kill_this_process() -> ! {
+    // SAFETY: plain system calls.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    // It is delivered before the call returns, when anything of this thread is to run at all.
+    std::process::abort()
 }

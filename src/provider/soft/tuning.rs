@@ -49,3 +49,6 @@ pub(super) const HOLD_ONE_IN: u64 = 4;
 pub(super) const HOLD_SLICES: u64 = 2;
 /// ...and takes the next segment from one of this many messages.
 pub(super) const PICK_WINDOW: usize = 32;
+
+/// A rail whose pace is limited sends this often a second, if it has much to send.
+pub(super) const PACED_SENDS_A_SECOND: u64 = 100;

@@ -157,10 +157,21 @@ impl QpInner {
             if !self.tx.active && !self.build() {
                 break;
             }
-            match self.send_some() {
+            let limit = match self.faults.as_deref() {
+                None => usize::MAX,
+                Some(faults) if faults.is_paced() => break,
+                Some(faults) => faults.may_send(),
+            };
+            match self.send_some(limit) {
                 Ok((n, all)) => {
                     sent += n;
                     self.tx.advance(n);
+                    if let Some(faults) = self.faults.as_deref_mut()
+                        && faults.sent(n)
+                    {
+                        self.connection_lost();
+                        break;
+                    }
                     if self.tx.done == self.tx.len {
                         self.tx.active = false;
                         if self.device.profile.completes_at_hand_off() {
@@ -189,8 +200,8 @@ impl QpInner {
         sent
     }
 
-    /// One `sendmsg` of what is left of the frame: how much went, and whether that was all of it.
-    fn send_some(&mut self) -> io::Result<(usize, bool)> {
+    /// One `sendmsg` of what is left of the frame, up to `limit`: how much went, and whether that was all of it.
+    fn send_some(&mut self, limit: usize) -> io::Result<(usize, bool)> {
         let Link::Up(socket) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
         let tx = &self.tx;
         let guard = self.device.mrs.read();
@@ -215,6 +226,9 @@ impl QpInner {
                 }
             }
             off = 0;
+        }
+        if limit < vecs.bytes() {
+            vecs.truncate(limit);
         }
         let n = vecs.send(socket.as_fd())?;
         Ok((n, n == vecs.bytes()))

@@ -4,6 +4,7 @@ mod atomics;
 mod data;
 mod events;
 mod failures;
+mod faults;
 mod hostile;
 mod profiles;
 mod shared;
@@ -34,7 +35,11 @@ struct Side {
 
 impl Side {
     fn new(profile: Profile) -> Self {
-        let device = Device::Soft(SoftDevice::open(&SoftConfig::new().profile(profile).seed(7)).unwrap());
+        Self::of(&SoftConfig::new().profile(profile).seed(7))
+    }
+
+    fn of(config: &SoftConfig) -> Self {
+        let device = Device::Soft(SoftDevice::open(config).unwrap());
         let pd = device.alloc_pd().unwrap();
         let channel = device.create_channel().unwrap();
         let cq = channel.create_cq(device.capabilities().max_cqe.min(65_536)).unwrap();
@@ -106,7 +111,16 @@ impl Pair {
     }
 
     fn with(profile: Profile, change: impl Fn(&mut QpConnect)) -> Self {
-        let (a, b) = (Side::new(profile), Side::new(profile));
+        Self::join(Side::new(profile), Side::new(profile), change)
+    }
+
+    /// With configurations as `LANDFALL_SOFT` has them.
+    fn of(a: &str, b: &str) -> Self {
+        let side = |text: &str| Side::of(&text.parse().unwrap());
+        Self::join(side(a), side(b), |_| {})
+    }
+
+    fn join(a: Side, b: Side, change: impl Fn(&mut QpConnect)) -> Self {
         let (qa, qb) = (a.qp(), b.qp());
         let (mut of_a, mut of_b) = (attributes(&qb, true), attributes(&qa, false));
         change(&mut of_a);

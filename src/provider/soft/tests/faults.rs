@@ -1,0 +1,231 @@
+//! Each fault, as the two queue pairs see it. Times are checked from below only: nothing comes before it may.
+
+use super::*;
+use crate::provider::soft::faults::{Posted, QpFaults};
+
+const LEN: u64 = 60_000;
+
+/// `n` writes of [`LEN`] bytes with an immediate each, from `a` to `b`. The target, and the source to keep.
+fn write_all(p: &mut Pair, n: u64) -> (Region<Exposed>, Region<Exposed>) {
+    let (from, to) = (p.a.region(n * LEN, ALL), p.b.region(n * LEN, ALL));
+    for i in 0..n {
+        fill(&from, i * LEN, &pattern(LEN as usize, i));
+        recv(p.qb(), i, None);
+    }
+    let mut chain = WrChain::default();
+    for i in 0..n {
+        chain.push(i, write_to(&to, i * LEN, Some(i as u32)), &[sge(&from, i * LEN, LEN)], true, false);
+    }
+    p.qa().post_send(&chain).unwrap();
+    (to, from)
+}
+
+fn whole(to: &Region<Exposed>, i: u64) -> bool {
+    contents(to, i * LEN, LEN as usize) == pattern(LEN as usize, i)
+}
+
+#[test]
+fn k5_a_delayed_request_leaves_later_and_arrives_whole() {
+    for profile in Profile::ALL.into_iter().filter(|p| p.capabilities().immediate) {
+        let mut p = Pair::of(&format!("profile={profile},delay=50ms"), &format!("profile={profile}"));
+        let start = Instant::now();
+        let (to, _from) = write_all(&mut p, 4);
+        let (a, b) = p.wait(4, 4);
+        assert!(start.elapsed() >= Duration::from_millis(50), "{profile}: after {:?}", start.elapsed());
+        assert!(a.iter().chain(&b).all(|c| c.status == WcStatus::Success), "{profile}: {a:?} {b:?}");
+        assert!((0..4).all(|i| whole(&to, i)), "{profile}");
+    }
+}
+
+#[test]
+fn r3_a_sleeper_is_woken_when_a_delay_ends() {
+    let mut p = Pair::of("delay=20ms", "");
+    // Connected, so that nothing but the delay is waited for.
+    recv(p.qb(), 9, None);
+    post(p.qa(), 9, SendOp::Send { imm: None }, &[]);
+    p.wait(1, 1);
+    recv(p.qb(), 1, None);
+    post(p.qa(), 1, SendOp::Send { imm: None }, &[]);
+    p.until("the descriptor of the delaying side", |p| {
+        p.a.cq.arm().unwrap();
+        let mut poll = libc::pollfd {
+            fd: std::os::fd::AsRawFd::as_raw_fd(&p.a.channel.fd()),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one valid `pollfd` for the call.
+        unsafe { libc::poll(&mut poll, 1, 10_000) };
+        p.a.channel.drain_events().unwrap();
+        p.a.poll();
+        p.b.poll();
+        p.b.seen.len() == 1
+    });
+}
+
+#[test]
+fn k3_random_delays_keep_the_order_of_a_queue_pair_where_there_is_one() {
+    const N: u64 = 40;
+    for (profile, ordered) in [("default", true), ("srd", false)] {
+        let mut p = Pair::of(&format!("profile={profile},reorder=5ms"), &format!("profile={profile}"));
+        let (to, _from) = write_all(&mut p, N);
+        let (_, b) = p.wait(N as usize, N as usize);
+        let order: Vec<u64> = b.iter().map(|c| u64::from(c.imm.unwrap())).collect();
+        assert_eq!(order.is_sorted(), ordered, "{profile}: {order:?}");
+        assert!((0..N).all(|i| whole(&to, i)), "{profile}");
+    }
+}
+
+/// R2, R6: the request that was being sent has the cause, and every other one is flushed; no message that was cut arrives.
+#[test]
+fn r6_a_dropped_connection_ends_every_request_once() {
+    for profile in Profile::ALL.into_iter().filter(|p| p.capabilities().immediate) {
+        // In the middle of a frame.
+        let mut p = Pair::of(&format!("profile={profile},drop_after=90000"), &format!("profile={profile}"));
+        let (to, _from) = write_all(&mut p, 4);
+        let (a, b) = p.wait(4, 4);
+        let failed: Vec<_> = a.iter().filter(|c| c.status == WcStatus::RetryExceeded).collect();
+        assert_eq!(failed.len(), 1, "{profile}: {a:?}");
+        assert!(a.iter().all(|c| c.status != WcStatus::Success || whole(&to, c.wr_id)), "{profile}: {a:?}");
+        for c in b {
+            match c.status {
+                WcStatus::Success => assert!(whole(&to, c.imm.unwrap().into()), "{profile}: {c:?}"),
+                status => assert_eq!(status, WcStatus::Flushed, "{profile}"),
+            }
+        }
+        p.quiet();
+    }
+}
+
+/// The cut is at the byte that was asked for: what lies behind it in the target was never written.
+#[test]
+fn r6_a_connection_is_dropped_at_the_byte_that_was_asked_for() {
+    let mut p = Pair::of("drop_after=40000", "");
+    let (to, _from) = write_all(&mut p, 1);
+    p.wait(1, 1);
+    let got = contents(&to, 0, LEN as usize);
+    let written = got.iter().zip(pattern(LEN as usize, 0)).take_while(|(a, b)| **a == *b).count();
+    assert!((30_000..40_000).contains(&written), "{written} bytes, with headers 40000");
+    assert!(got[written + 8..].iter().all(|&b| b == 0));
+}
+
+#[test]
+fn r2_a_refused_post_names_its_place_and_the_others_are_done() {
+    let mut p = Pair::of("fail_post=3", "");
+    for i in 0..5 {
+        recv(p.qb(), i, None);
+    }
+    let mut chain = WrChain::default();
+    for i in 0..5 {
+        chain.push(i, SendOp::Send { imm: Some(i as u32) }, &[], true, false);
+    }
+    let refused = p.qa().post_send(&chain).unwrap_err();
+    assert_eq!((refused.index, refused.source.raw_os_error()), (2, Some(libc::EIO)));
+    let (a, _) = p.wait(2, 2);
+    assert_eq!(ids(&a), [(0, WcStatus::Success), (1, WcStatus::Success)]);
+    // Once: the next post is accepted.
+    post(p.qa(), 7, SendOp::Send { imm: None }, &[]);
+    p.wait(1, 1);
+}
+
+#[test]
+fn r6_a_request_that_fails_is_the_cause_of_the_flushes() {
+    let mut p = Pair::of("fail_wr=3", "");
+    let _regions = write_all(&mut p, 5);
+    let (a, _) = p.wait(5, 5);
+    for c in a {
+        match c.wr_id {
+            2 => assert_eq!(c.status, WcStatus::LocalQpOperation),
+            0 | 1 => assert!(matches!(c.status, WcStatus::Success | WcStatus::Flushed), "{c:?}"),
+            _ => assert_eq!(c.status, WcStatus::Flushed),
+        }
+    }
+    assert_eq!(p.qa().state(), QpState::Err);
+}
+
+#[test]
+fn k7_a_stalled_reader_holds_the_sender_and_then_takes_everything() {
+    const N: u64 = 100;
+    let mut p = Pair::of("", "stall=50ms,stall_after=100000");
+    let start = Instant::now();
+    let (to, _from) = write_all(&mut p, N);
+    let (_, b) = p.wait(N as usize, N as usize);
+    assert!(start.elapsed() >= Duration::from_millis(50), "after {:?}", start.elapsed());
+    assert!(b.iter().all(|c| c.status == WcStatus::Success), "{b:?}");
+    assert!((0..N).all(|i| whole(&to, i)));
+}
+
+#[test]
+fn r7_a_reader_stalled_for_ever_is_destroyed_like_any_other() {
+    let mut p = Pair::of("", "stall=3000000000s");
+    let _regions = write_all(&mut p, 4);
+    p.quiet();
+    drop(p.qb.take());
+    // Its receives were flushed when it went.
+    let (a, b) = p.wait(4, 4);
+    assert!(a.iter().chain(&b).all(|c| c.status != WcStatus::Success), "{a:?} {b:?}");
+}
+
+/// A stalled reader does not see the peer's end in what it reads; what it sends says so.
+#[test]
+fn r3_a_stalled_reader_that_cannot_send_any_more_fails() {
+    let mut p = Pair::of("", "stall=3000000000s");
+    // Connected.
+    let _regions = write_all(&mut p, 1);
+    p.quiet();
+    drop(p.qa.take());
+    p.until("the end", |p| {
+        if p.qb().state() != QpState::Err {
+            let mut chain = WrChain::default();
+            chain.push(1, SendOp::Send { imm: None }, &[], false, false);
+            let _ = p.qb().post_send(&chain);
+        }
+        p.b.seen.iter().any(|c| c.status == WcStatus::RetryExceeded)
+    });
+}
+
+#[test]
+fn k7_a_slow_rail_takes_its_time_and_the_other_does_not_wait() {
+    let mut p = Pair::of("rail0.rate=1000000", "");
+    let start = Instant::now();
+    let (to, _from) = write_all(&mut p, 2);
+    // A second queue pair of the same two sides.
+    let (qa, qb) = (p.a.qp(), p.b.qp());
+    bring_up(&qb, &attributes(&qa, false));
+    bring_up(&qa, &attributes(&qb, true));
+    recv(&qb, 77, None);
+    post(&qa, 77, SendOp::Send { imm: None }, &[]);
+    p.until("the other queue pair", |p| p.b.seen.iter().any(|c| c.wr_id == 77));
+    assert!(p.b.seen.iter().all(|c| c.wr_id == 77), "the slow one came first: {:?}", p.b.seen);
+    let (a, b) = p.wait(3, 3);
+    // 120 kB at 1 MB/s, less the last piece of 10 kB.
+    assert!(start.elapsed() >= Duration::from_millis(100), "after {:?}", start.elapsed());
+    assert!(a.iter().chain(&b).all(|c| c.status == WcStatus::Success));
+    assert!((0..2).all(|i| whole(&to, i)));
+}
+
+#[test]
+fn faults_of_one_seed_are_the_same_ones() {
+    let draws = |seed| {
+        let plan = crate::device::Faults::new().reorder(Duration::from_secs(1000));
+        let mut faults = QpFaults::new(plan, seed);
+        let mut held: Vec<(Instant, usize)> = (0..50)
+            .map(|i| match faults.post() {
+                Posted::Accepted(Some(until)) => (until, i),
+                _ => panic!("every post is held"),
+            })
+            .collect();
+        held.sort_unstable();
+        held.into_iter().map(|(_, i)| i).collect::<Vec<_>>()
+    };
+    assert_eq!(draws(7), draws(7));
+    assert_ne!(draws(7), draws(8));
+}
+
+#[test]
+fn a_queue_pair_without_faults_carries_none() {
+    let side = Side::of(&"rail1.delay=1ms".parse().unwrap());
+    let Device::Soft(device) = &side.device else { unreachable!("a soft device") };
+    assert!(device.faults_of(2).is_none() && device.faults_of(3).is_some());
+    let Device::Soft(plain) = &Side::new(Profile::Default).device else { unreachable!("a soft device") };
+    assert!(plain.faults_of(2).is_none());
+}
