@@ -1,0 +1,272 @@
+//! A round from outside: its processes, its signals, and whether what they say fits together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::node::{Node, PATIENCE};
+use crate::plan::{Part, Plan, Shot, Signal};
+
+/// A round that takes longer hangs.
+const ROUND: Duration = Duration::from_secs(150);
+
+/// The worker processes, which live from round to round, and what all rounds have seen.
+pub struct Coordinator {
+    nodes: Vec<Option<Node>>,
+    verbose: bool,
+    landed: u64,
+    lost: u64,
+    doubts: u64,
+    arrived: u64,
+    killed: u64,
+    stopped: u64,
+}
+
+/// What the processes of a round have said.
+#[derive(Default)]
+struct Said {
+    /// By tag, of writes whose sender told: true is landed.
+    ended: BTreeMap<u64, bool>,
+    doubts: BTreeSet<u64>,
+    arrived: BTreeSet<u64>,
+    bad: Vec<String>,
+}
+
+/// One worker's part of the round.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Running,
+    Done,
+    Dead,
+}
+
+/// A worker during a round.
+struct Runner {
+    state: State,
+    steps: u64,
+    wake: Option<Instant>,
+}
+
+impl Coordinator {
+    pub fn new(verbose: bool) -> Self {
+        Self {
+            nodes: Vec::new(),
+            verbose,
+            landed: 0,
+            lost: 0,
+            doubts: 0,
+            arrived: 0,
+            killed: 0,
+            stopped: 0,
+        }
+    }
+
+    pub fn totals(&self) -> String {
+        let Self { landed, lost, doubts, arrived, killed, stopped, .. } = self;
+        format!(
+            "{landed} writes landed, {lost} not delivered, {doubts} in doubt; {arrived} arrivals; {killed} processes \
+             killed, {stopped} stopped"
+        )
+    }
+
+    pub async fn end(&mut self) {
+        for node in self.nodes.drain(..).flatten() {
+            node.kill().await;
+        }
+    }
+
+    /// Runs a round. The error says what does not hold.
+    pub async fn round(&mut self, plan: &Plan) -> Result<(), String> {
+        while self.nodes.len() < plan.parts.len() {
+            self.nodes.push(None);
+        }
+        for node in self.nodes.iter_mut().take(plan.parts.len()).filter(|n| n.is_none()) {
+            *node = Some(Node::start().map_err(|e| format!("starting a worker: {e}"))?);
+        }
+        let mut said = Said::default();
+        let ran = tokio::time::timeout(ROUND, self.run(plan, &mut said)).await;
+        self.landed += said.ended.values().filter(|landed| **landed).count() as u64;
+        self.lost += said.ended.values().filter(|landed| !**landed).count() as u64;
+        self.doubts += said.doubts.len() as u64;
+        self.arrived += said.arrived.len() as u64;
+        let receiver_lives = match ran {
+            Ok(result) => result?,
+            Err(_) => return Err(format!("the round does not end within {ROUND:?}; {:?}", said.bad)),
+        };
+        said.verdict(receiver_lives)
+    }
+
+    /// True when the receiver lived to the end, so that what it has said is all.
+    async fn run(&mut self, plan: &Plan, said: &mut Said) -> Result<bool, String> {
+        let count = plan.parts.len();
+        let mut runners: Vec<Runner> =
+            (0..count).map(|_| Runner { state: State::Running, steps: 0, wake: None }).collect();
+        let mut shots = plan.shots.clone();
+        self.tell(0, &format!("receive {}", words(&plan.parts[0], ""))).await;
+        let (mut listened, mut stop_told) = (false, false);
+        while runners.iter().any(|r| r.state == State::Running) {
+            self.shoot(&mut shots, &mut runners);
+            if !stop_told && runners[1..].iter().all(|r| r.state != State::Running) {
+                stop_told = true;
+                self.tell(0, "stop").await;
+            }
+            let wake = runners.iter().filter_map(|r| r.wake).min();
+            let (who, line) = tokio::select! {
+                heard = self.hear(&runners) => heard,
+                () = sleep_until(wake) => {
+                    self.wake(&mut runners);
+                    continue;
+                }
+                () = tokio::time::sleep(PATIENCE) => return Err("every process is silent".to_owned()),
+            };
+            let Some(line) = line else {
+                self.killed += 1;
+                runners[who].state = State::Dead;
+                runners[who].wake = None;
+                if let Some(node) = &mut self.nodes[who] {
+                    node.ended().await?;
+                }
+                self.nodes[who] = None;
+                if who == 0 && !listened {
+                    // The senders were told nothing, and have nothing to end.
+                    runners[1..].iter_mut().for_each(|r| r.state = State::Done);
+                }
+                continue;
+            };
+            if self.verbose {
+                println!("  {who}: {line}");
+            }
+            match line.split_once(' ').unwrap_or((&line, "")) {
+                ("step", _) => runners[who].steps += 1,
+                ("done", _) => runners[who].state = State::Done,
+                ("listening", address) => {
+                    listened = true;
+                    for (i, part) in plan.parts.iter().enumerate().skip(1) {
+                        let rest = format!("{i} {} {address} ", part.transfers);
+                        self.tell(i, &format!("send {}", words(part, &rest))).await;
+                    }
+                }
+                (what, rest) => said.hear(what, rest)?,
+            }
+        }
+        // One that was stopped with its last word out.
+        runners.iter_mut().for_each(|r| r.wake = r.wake.map(|_| Instant::now()));
+        self.wake(&mut runners);
+        Ok(runners[0].state == State::Done)
+    }
+
+    async fn tell(&mut self, who: usize, line: &str) {
+        if self.verbose {
+            println!("  to {who}: {line}");
+        }
+        if let Some(node) = &mut self.nodes[who] {
+            node.tell(line).await;
+        }
+    }
+
+    /// The next line of any worker that has not ended its part.
+    async fn hear(&mut self, runners: &[Runner]) -> (usize, Option<String>) {
+        use std::future::{Future, poll_fn};
+        use std::task::Poll;
+        let mut hearing: Vec<_> = self
+            .nodes
+            .iter_mut()
+            .enumerate()
+            .filter(|(who, _)| runners.get(*who).is_some_and(|r| r.state == State::Running))
+            .filter_map(|(who, node)| node.as_mut().map(|node| (who, Box::pin(node.hear()))))
+            .collect();
+        poll_fn(|cx| {
+            for (who, line) in &mut hearing {
+                if let Poll::Ready(line) = line.as_mut().poll(cx) {
+                    return Poll::Ready((*who, line));
+                }
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Sends the signals whose moment has come.
+    fn shoot(&mut self, shots: &mut Vec<Shot>, runners: &mut [Runner]) {
+        shots.retain(|shot| {
+            let runner = &mut runners[shot.worker];
+            if runner.state != State::Running {
+                return false;
+            }
+            if runner.steps < shot.step || runner.wake.is_some() {
+                return true;
+            }
+            let Some(node) = &self.nodes[shot.worker] else { return false };
+            match shot.what {
+                Signal::Kill => node.signal(libc::SIGKILL),
+                Signal::Stop(for_) => {
+                    node.signal(libc::SIGSTOP);
+                    self.stopped += 1;
+                    runner.wake = Some(Instant::now() + for_);
+                }
+            }
+            false
+        });
+    }
+
+    /// Wakes the stopped workers whose time is over.
+    fn wake(&self, runners: &mut [Runner]) {
+        let now = Instant::now();
+        for (runner, node) in runners.iter_mut().zip(&self.nodes) {
+            if runner.wake.is_some_and(|at| at <= now) {
+                runner.wake = None;
+                if let Some(node) = node {
+                    node.signal(libc::SIGCONT);
+                }
+            }
+        }
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A command, but for its first word.
+fn words(part: &Part, rest: &str) -> String {
+    format!("{} {} {rest}{}", part.seed, part.qps, part.soft)
+}
+
+impl Said {
+    fn hear(&mut self, what: &str, rest: &str) -> Result<(), String> {
+        if what == "bad" {
+            self.bad.push(rest.to_owned());
+            return Ok(());
+        }
+        let tag: u64 = rest.parse().map_err(|_| format!("a worker said {what} {rest}"))?;
+        let news = match what {
+            // An answer to a doubt comes later, and once.
+            "landed" => self.ended.insert(tag, true).is_none(),
+            "lost" => self.ended.insert(tag, false).is_none(),
+            "doubt" => self.doubts.insert(tag),
+            "arrived" => self.arrived.insert(tag),
+            _ => return Err(format!("a worker said {what} {rest}")),
+        };
+        if !news {
+            self.bad.push(format!("{tag:#x} {what} twice (K2)"));
+        }
+        Ok(())
+    }
+
+    fn verdict(mut self, receiver_lives: bool) -> Result<(), String> {
+        for (tag, landed) in &self.ended {
+            match (landed, self.arrived.contains(tag)) {
+                (true, false) if receiver_lives => {
+                    self.bad.push(format!("{tag:#x} landed and did not arrive (K1)"));
+                }
+                (false, true) => self.bad.push(format!("{tag:#x} was not delivered, and arrived (K2)")),
+                _ => {}
+            }
+        }
+        if self.bad.is_empty() { Ok(()) } else { Err(self.bad.join("; ")) }
+    }
+}

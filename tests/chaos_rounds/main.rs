@@ -1,0 +1,132 @@
+//! Chaos: processes that write to each other under seeded faults and real signals, and what must hold all the same.
+//!
+//! `tests/chaos --rounds N [--seed S] [--profile P]` starts this program. Each round has a seed of its own, which decides
+//! everything that can be decided: the profile, the number of processes, the faults of each one's device, the signals and the
+//! moments for them, and what the senders do. A round that fails prints the line that repeats it.
+//!
+//! ```text
+//!   main.rs         arguments; rounds, one after the other; what they found
+//!   plan.rs         a round, drawn from its seed
+//!   coordinator.rs  the processes of a round, its signals, and the verdict      node.rs  one worker process, from outside
+//!   worker.rs       a worker process: commands in, lines out                    levels.rs  what must be back at its level
+//!   receiver.rs     grants blocks, takes arrivals, watches memory
+//!   sender.rs       writes, cancels, reconnects, resolves what is in doubt      content.rs  bytes that can be recognised
+//! ```
+//!
+//! Without arguments, as `cargo test` starts it, it runs a round of each profile.
+
+mod content;
+mod coordinator;
+mod levels;
+mod node;
+mod plan;
+mod receiver;
+mod sender;
+mod worker;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use landfall::device::Profile;
+
+use coordinator::Coordinator;
+use plan::Plan;
+
+const USAGE: &str = "chaos [--rounds N] [--seed S] [--profile P] [--minutes M] [--keep-going] [--verbose]";
+
+struct Args {
+    rounds: u64,
+    seed: u64,
+    profile: Option<Profile>,
+    limit: Option<Duration>,
+    keep_going: bool,
+    verbose: bool,
+}
+
+impl Args {
+    /// `None` where the arguments are a test runner's, who wants to list or to choose tests.
+    fn parse(words: &[String]) -> Result<Option<Self>, String> {
+        let mut args = Self {
+            rounds: Profile::ALL.len() as u64,
+            seed: 1,
+            profile: None,
+            limit: None,
+            keep_going: false,
+            verbose: false,
+        };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or_else(|| format!("{word} without a value: {USAGE}"));
+            let wrong = |v: &str| format!("{word} {v} is not valid: {USAGE}");
+            match word.as_str() {
+                "--rounds" => args.rounds = value().and_then(|v| v.parse().map_err(|_| wrong(v)))?,
+                "--seed" => args.seed = value().and_then(|v| v.parse().map_err(|_| wrong(v)))?,
+                "--profile" => args.profile = Some(value().and_then(|v| v.parse().map_err(|_| wrong(v)))?),
+                "--minutes" => {
+                    let minutes: u64 = value().and_then(|v| v.parse().map_err(|_| wrong(v)))?;
+                    args.limit = Some(Duration::from_secs(minutes.saturating_mul(60)));
+                }
+                "--keep-going" => args.keep_going = true,
+                "--verbose" => args.verbose = true,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(args))
+    }
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|w| w == worker::ARGUMENT) {
+        return worker::main();
+    }
+    let args = match Args::parse(&words) {
+        Ok(Some(args)) => args,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(2);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(rounds(&args)),
+        Err(error) => {
+            eprintln!("no runtime: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn rounds(args: &Args) -> ExitCode {
+    let start = Instant::now();
+    let mut coordinator = Coordinator::new(args.verbose);
+    let (mut done, mut failed) = (0u64, 0u64);
+    for seed in (args.seed..).take(usize::try_from(args.rounds).unwrap_or(usize::MAX)) {
+        if args.limit.is_some_and(|limit| start.elapsed() >= limit) {
+            break;
+        }
+        let plan = Plan::draw(seed, args.profile);
+        done += 1;
+        if let Err(found) = coordinator.round(&plan).await {
+            failed += 1;
+            let profile = args.profile.map_or(String::new(), |p| format!(" --profile {p}"));
+            println!("FAILED round {seed}: {found}");
+            println!("{plan}");
+            println!("repeat it: tests/chaos --rounds 1 --seed {seed}{profile}");
+            if !args.keep_going {
+                break;
+            }
+            // The processes of a round that went wrong are not asked anything more.
+            coordinator = Coordinator::new(args.verbose);
+        }
+    }
+    coordinator.end().await;
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "{done} rounds in {seconds:.0} s, {:.0} an hour, {failed} failed; {}",
+        done as f64 * 3600.0 / seconds.max(0.001),
+        coordinator.totals()
+    );
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

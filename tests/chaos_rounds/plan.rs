@@ -1,0 +1,112 @@
+//! A round, drawn from its seed.
+
+use std::fmt;
+use std::time::Duration;
+
+use landfall::device::{Faults, Profile, SoftConfig};
+
+use crate::content::Rng;
+
+/// Transfers that each sender tries.
+const TRANSFERS: (u64, u64) = (4, 24);
+
+/// A signal to one of the workers, at its `step`-th step (an arrival taken, a write ended).
+#[derive(Clone, Copy, Debug)]
+pub struct Shot {
+    pub worker: usize,
+    pub step: u64,
+    pub what: Signal,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Signal {
+    Kill,
+    /// SIGSTOP, and SIGCONT so much later.
+    Stop(Duration),
+}
+
+/// What a worker is told.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub seed: u64,
+    pub soft: SoftConfig,
+    pub qps: u64,
+    pub transfers: u64,
+}
+
+/// A round. Part 0 is the receiver's.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub parts: Vec<Part>,
+    pub shots: Vec<Shot>,
+}
+
+impl Plan {
+    pub fn draw(seed: u64, profile: Option<Profile>) -> Self {
+        let mut rng = Rng::new(seed);
+        let in_turn = Profile::ALL[(seed % Profile::ALL.len() as u64) as usize];
+        let profile = profile.unwrap_or(in_turn);
+        let senders = rng.range(1, 2) as usize;
+        let mut parts = Vec::new();
+        for _ in 0..=senders {
+            let mut soft = SoftConfig::new().profile(profile).seed(rng.next() >> 32);
+            let qps = if profile == Profile::Tiny { rng.range(1, 2) } else { rng.range(1, 4) };
+            // Of all queue pairs, of one, or none.
+            match rng.range(0, 3) {
+                0 => soft = soft.faults(faults(&mut rng)),
+                1 => soft = soft.rail_faults(rng.range(0, 3) as u32, faults(&mut rng)),
+                _ => {}
+            }
+            parts.push(Part { seed: rng.next(), soft, qps, transfers: rng.range(TRANSFERS.0, TRANSFERS.1) });
+        }
+        let mut shots = Vec::new();
+        for _ in 0..rng.range(0, 2) {
+            let worker = rng.range(0, senders as u64) as usize;
+            let step = rng.range(0, TRANSFERS.1 / 2);
+            let what = match rng.range(0, 3) {
+                0 => Signal::Kill,
+                // Sometimes shorter, sometimes longer than the peers are patient.
+                1 => Signal::Stop(Duration::from_millis(rng.range(1200, 2500))),
+                _ => Signal::Stop(Duration::from_millis(rng.range(1, 400))),
+            };
+            shots.push(Shot { worker, step, what });
+        }
+        Self { parts, shots }
+    }
+}
+
+/// One or two faults, in sizes that the traffic of a round reaches.
+fn faults(rng: &mut Rng) -> Faults {
+    let mut faults = Faults::new();
+    for _ in 0..rng.range(1, 2) {
+        let ms = |rng: &mut Rng, most| Duration::from_millis(rng.range(1, most));
+        faults = match rng.range(0, 9) {
+            0 => faults.delay(ms(rng, 20)),
+            1 | 2 => faults.reorder(ms(rng, 20)),
+            3 => faults.rate(rng.range(500_000, 20_000_000)),
+            4 | 5 => faults.drop_after(rng.range(200, 1_500_000)),
+            6 => faults.fail_post(rng.range(1, 120)),
+            7 => faults.fail_wr(rng.range(1, 120)),
+            8 => {
+                let for_ = ms(rng, 1600);
+                faults.stall(for_).stall_after(rng.range(0, 800_000))
+            }
+            _ => faults.kill_after(rng.range(500, 1_500_000)),
+        };
+    }
+    faults
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, part) in self.parts.iter().enumerate() {
+            let role = if i == 0 { "receiver" } else { "sender" };
+            let Part { soft, qps, transfers, .. } = part;
+            writeln!(f, "  {i} {role}: LANDFALL_SOFT={soft}, {qps} queue pairs, {transfers} transfers")?;
+        }
+        for Shot { worker, step, what } in &self.shots {
+            writeln!(f, "  {what:?} to {worker} at its step {step}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! The receiving part: it grants blocks, checks what arrives, and watches the blocks that nobody may write to.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::Duration;
+
+use landfall::kv::{ArrivalError, Blocks, KvChannel, KvEndpoint};
+use tokio::task::LocalSet;
+
+use crate::content::{BLOCKS, Rng, differs, fill};
+use crate::node::PATIENCE;
+use crate::worker::{Commands, bad, say};
+
+/// Blocks that are never granted.
+const GUARDED: u32 = 8;
+/// What blocks hold that no peer may write to: never granted, and those that have come back from a transfer.
+const GUARD: u64 = 0x6775_6172_6400_0000;
+/// How many claims are watched after their transfer before they are granted again.
+const WATCHED: usize = 3;
+
+pub async fn run(endpoint: KvEndpoint, seed: u64, commands: &mut Commands) -> Result<(), String> {
+    let pool = endpoint.pool().clone();
+    let mut guarded = pool.try_alloc(GUARDED).map_err(|e| e.to_string())?;
+    fill(&mut guarded, GUARD);
+    let local = LocalSet::new();
+    local
+        .run_until(async {
+            let address = "127.0.0.1:0".parse().map_err(|_| "an address")?;
+            let mut listener = endpoint.listen(address).await.map_err(|e| e.to_string())?;
+            say(format_args!("listening {}", listener.local_addr()));
+            let mut rng = Rng::new(seed);
+            let (mut channels, mut served): (Vec<KvChannel>, Vec<_>) = (Vec::new(), Vec::new());
+            loop {
+                tokio::select! {
+                    accepted = listener.accept() => match accepted {
+                        Ok(channel) => {
+                            channels.push(channel.clone());
+                            served.push(tokio::task::spawn_local(serve(channel, Rng::new(rng.next()))));
+                        }
+                        Err(error) => return Err(format!("accepting: {error}")),
+                    },
+                    command = commands.recv() => match command.as_deref() {
+                        Some("stop") | None => break,
+                        Some(_) => {}
+                    },
+                }
+            }
+            drop(listener);
+            // Some are closed by now, some are dead, and some do not know it yet.
+            for channel in &channels {
+                channel.kill();
+            }
+            channels.clear();
+            for task in served {
+                match tokio::time::timeout(PATIENCE, task).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => bad(format_args!("a task that serves a channel: {error}")),
+                    Err(_) => bad("a killed channel's arrivals do not end (K5)"),
+                }
+            }
+            Ok(())
+        })
+        .await?;
+    drop(local);
+    if let Some(what) = differs(&guarded, GUARD) {
+        bad(format_args!("blocks that were never granted were written: {what}"));
+    }
+    drop(guarded);
+    come_back(&endpoint).await;
+    Ok(())
+}
+
+/// R7, K5: every block is back, whatever has become of the channels.
+pub async fn come_back(endpoint: &KvEndpoint) {
+    let back = async {
+        while endpoint.pool().free_blocks() < BLOCKS {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    if tokio::time::timeout(PATIENCE, back).await.is_err() {
+        bad(format_args!("{} of {BLOCKS} blocks came back", endpoint.pool().free_blocks()));
+    }
+}
+
+async fn serve(channel: KvChannel, mut rng: Rng) {
+    let watched = Rc::new(RefCell::new(VecDeque::new()));
+    let granting = grant(channel.clone(), Rng::new(rng.next()));
+    tokio::join!(granting, take(&channel, &watched));
+    for blocks in watched.borrow_mut().drain(..) {
+        check(&blocks);
+    }
+}
+
+/// Answers each message of a number by a grant of so many blocks; takes some grants back.
+async fn grant(channel: KvChannel, mut rng: Rng) {
+    while let Ok(wanted) = channel.recv_message().await {
+        let Ok(wanted) = wanted.try_into().map(u32::from_le_bytes) else {
+            return bad("a message that nobody sent");
+        };
+        let blocks = tokio::select! {
+            blocks = channel.pool().alloc(wanted) => blocks,
+            _ = channel.closed() => return,
+        };
+        let Ok(blocks) = blocks else { return bad(format_args!("{wanted} blocks were asked for")) };
+        let Ok(grant) = channel.grant(blocks) else { return };
+        if channel.send_message(grant.to_bytes()).await.is_err() {
+            return;
+        }
+        if rng.one_in(12) {
+            for _ in 0..rng.range(0, 20) {
+                tokio::task::yield_now().await;
+            }
+            channel.revoke(&grant);
+        }
+    }
+}
+
+async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) {
+    loop {
+        match channel.next_arrival().await {
+            Ok(arrival) => {
+                let tag = arrival.tag();
+                if let Some(what) = differs(arrival.blocks(), tag) {
+                    bad(format_args!("an arrival is torn (K1, K3): {what}"));
+                }
+                let mut blocks = arrival.into_blocks();
+                fill(&mut blocks, GUARD);
+                watched.borrow_mut().push_back(blocks);
+                say(format_args!("arrived {tag}"));
+                let old = watched.borrow().len() > WATCHED;
+                if old && let Some(blocks) = watched.borrow_mut().pop_front() {
+                    check(&blocks);
+                }
+            }
+            Err(ArrivalError::Aborted { .. }) => {}
+            Err(_) => return,
+        }
+        say("step");
+        tokio::task::yield_now().await;
+    }
+}
+
+fn check(blocks: &Blocks) {
+    if let Some(what) = differs(blocks, GUARD) {
+        bad(format_args!("a late write reached blocks that had been given back (K4): {what}"));
+    }
+}

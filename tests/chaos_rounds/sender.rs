@@ -1,0 +1,137 @@
+//! The sending part: it writes, cancels, runs out of time, loses its channel, connects again and asks what became of what was
+//! in doubt.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use landfall::kv::{Grant, KvChannel, KvEndpoint, Resolution, TransferId, Write, WriteError, WriteRequest};
+
+use crate::content::{Rng, fill};
+use crate::node::PATIENCE;
+use crate::receiver::come_back;
+use crate::worker::{bad, say};
+
+/// Writes in flight at once.
+const AHEAD: usize = 3;
+/// Channels that a sender goes through before it gives up.
+const CHANNELS: u32 = 3;
+/// The most blocks of a write.
+const MOST: u64 = 12;
+
+struct Sender {
+    endpoint: KvEndpoint,
+    rng: Rng,
+    /// Tags begin with it.
+    base: u64,
+    next: u64,
+    last: u64,
+    doubts: Vec<(u64, TransferId)>,
+}
+
+pub async fn run(endpoint: KvEndpoint, seed: u64, sender: u64, transfers: u64, to: &str) -> Result<(), String> {
+    let mut this =
+        Sender { endpoint, rng: Rng::new(seed), base: sender << 32, next: 0, last: transfers, doubts: Vec::new() };
+    for _ in 0..CHANNELS {
+        // The receiver may be dead, or stopped.
+        let Ok(channel) = this.endpoint.connect(to).await else { continue };
+        this.resolve(&channel).await;
+        this.write_all(&channel).await;
+        let graceful = match tokio::time::timeout(PATIENCE, channel.close()).await {
+            Ok(end) => end.is_ok(),
+            Err(_) => {
+                bad("a channel does not close (K5)");
+                break;
+            }
+        };
+        if this.next == this.last && (graceful || this.doubts.is_empty()) {
+            break;
+        }
+    }
+    come_back(&this.endpoint).await;
+    Ok(())
+}
+
+impl Sender {
+    /// K2: what was in doubt on an earlier channel.
+    async fn resolve(&mut self, channel: &KvChannel) {
+        for (tag, transfer) in std::mem::take(&mut self.doubts) {
+            let asked = tokio::time::timeout(PATIENCE, channel.resolve(transfer)).await;
+            match asked {
+                Ok(Some(Resolution::Landed)) => say(format_args!("landed {tag}")),
+                Ok(Some(Resolution::NotDelivered)) => say(format_args!("lost {tag}")),
+                // The receiver is another one, or this channel has ended as well.
+                Ok(Some(_)) => {}
+                Ok(None) => self.doubts.push((tag, transfer)),
+                Err(_) => bad(format_args!("transfer {transfer} stays in doubt on a channel (K2)")),
+            }
+        }
+    }
+
+    async fn write_all(&mut self, channel: &KvChannel) {
+        let mut writes: VecDeque<(u64, Write)> = VecDeque::new();
+        while self.next < self.last {
+            let count = self.rng.range(1, MOST) as u32;
+            let Some(grant) = ask(channel, count).await else { break };
+            let Ok(mut source) = channel.pool().alloc(count).await else { break };
+            let tag = self.base | self.next;
+            self.next += 1;
+            fill(&mut source, tag);
+            let mut request = WriteRequest::new(&grant, source).tag(tag);
+            if self.rng.one_in(10) {
+                request = request.deadline(Duration::from_micros(self.rng.range(1, 20_000)));
+            }
+            let write = channel.write(request);
+            if self.rng.one_in(10) {
+                for _ in 0..self.rng.range(0, 10) {
+                    tokio::task::yield_now().await;
+                }
+                // Cancelled: it may arrive or not.
+                drop(write);
+            } else {
+                writes.push_back((tag, write));
+            }
+            if writes.len() >= AHEAD
+                && let Some((tag, write)) = writes.pop_front()
+            {
+                self.end(tag, write).await;
+            }
+        }
+        for (tag, write) in writes {
+            self.end(tag, write).await;
+        }
+    }
+
+    async fn end(&mut self, tag: u64, write: Write) {
+        let Ok((ended, source)) = tokio::time::timeout(PATIENCE, write).await else {
+            return bad(format_args!("write {tag:#x} does not end (K5)"));
+        };
+        if std::sync::Arc::strong_count(&source) != 1 {
+            bad(format_args!("the source of {tag:#x} came back with another owner (R1)"));
+        }
+        match ended {
+            Ok(_) => say(format_args!("landed {tag}")),
+            Err(WriteError::InDoubt { transfer, .. }) => {
+                say(format_args!("doubt {tag}"));
+                self.doubts.push((tag, transfer));
+            }
+            Err(WriteError::NotDelivered(_) | WriteError::Closed { .. } | WriteError::StaleGrant { .. }) => {
+                say(format_args!("lost {tag}"));
+            }
+            Err(other) => bad(format_args!("write {tag:#x}: {other}")),
+        }
+        say("step");
+    }
+}
+
+/// Has the receiver grant `count` blocks. `None` when the channel has ended.
+async fn ask(channel: &KvChannel, count: u32) -> Option<Grant> {
+    channel.send_message(count.to_le_bytes().to_vec()).await.ok()?;
+    let answer = channel.recv_message().await.ok()?;
+    match Grant::from_bytes(&answer) {
+        Ok(grant) => Some(grant),
+        Err(error) => {
+            bad(format_args!("a grant that does not decode: {error}"));
+            None
+        }
+    }
+}
