@@ -16,8 +16,9 @@ use crate::worker::{Commands, bad, say};
 const GUARDED: u32 = 8;
 /// What blocks hold that no peer may write to: never granted, and those that have come back from a transfer.
 const GUARD: u64 = 0x6775_6172_6400_0000;
-/// How many claims are watched after their transfer before they are granted again.
-const WATCHED: usize = 3;
+/// How many claims of a channel are watched after their transfer before they are granted again. With two channels at 8 blocks
+/// each, enough of the pool is left for what is in flight.
+const WATCHED: usize = 2;
 
 pub async fn run(endpoint: KvEndpoint, seed: u64, commands: &mut Commands) -> Result<(), String> {
     let pool = endpoint.pool().clone();

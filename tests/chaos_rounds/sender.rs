@@ -16,7 +16,7 @@ const AHEAD: usize = 3;
 /// Channels that a sender goes through before it gives up.
 const CHANNELS: u32 = 3;
 /// The most blocks of a write.
-const MOST: u64 = 12;
+const MOST: u64 = 8;
 
 struct Sender {
     endpoint: KvEndpoint,

@@ -77,9 +77,11 @@ impl QpInner {
             self.sq.hold(msn, until);
         }
         if let Some(status) = failure {
-            // Found at the post, where a device finds it when it comes to the request. What was posted before is
-            // flushed, which says as little about whether the peer has it.
-            self.fail_and_close(Some(Cause { msn: Some(msn), status, vendor_err: 0 }));
+            // Found at the post. Like on a device it fails when its turn has come, and what was posted before ends first.
+            let cause = Cause { msn: Some(msn), status, vendor_err: 0 };
+            if self.sq.break_off(cause) {
+                self.fail_and_close(Some(cause));
+            }
         }
         Ok(())
     }

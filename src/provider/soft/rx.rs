@@ -11,6 +11,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
+use super::faults::QpFaults;
 use super::frame::{DESC, Desc, HEADER, Header, Nak, Opcode, PREAMBLE, Preamble};
 use super::link::Link;
 use super::mr::{MemRange, MrGuard};
@@ -201,20 +202,17 @@ fn memory_of<'g>(
 impl QpInner {
     /// Reads and executes up to about `budget` bytes. Returns how many were read.
     pub(super) fn receive(&mut self, budget: usize) -> usize {
-        let Some(faults) = self.faults.as_deref_mut() else { return self.receive_up_to(budget) };
-        match faults.may_receive().min(budget) {
-            0 => 0,
-            budget => {
-                let got = self.receive_up_to(budget);
-                if let Some(faults) = self.faults.as_deref_mut() {
-                    faults.received(got);
-                }
-                got
-            }
+        let limit = self.faults.as_deref_mut().map_or(usize::MAX, QpFaults::may_receive);
+        let got = if limit == 0 { 0 } else { self.receive_up_to(budget, limit) };
+        if let Some(faults) = self.faults.as_deref_mut() {
+            faults.received(got);
         }
+        self.fail_what_is_due();
+        got
     }
 
-    fn receive_up_to(&mut self, budget: usize) -> usize {
+    /// The same, and never more than `limit`.
+    fn receive_up_to(&mut self, budget: usize, limit: usize) -> usize {
         let mut got = 0;
         loop {
             match self.digest() {
@@ -225,10 +223,10 @@ impl QpInner {
                     return got;
                 }
             }
-            if got >= budget || !self.readable {
+            if got >= budget.min(limit) || !self.readable {
                 return got;
             }
-            match self.read_some() {
+            match self.read_some(limit - got) {
                 Ok(Ok(0)) => {
                     self.connection_lost();
                     return got;
@@ -379,8 +377,8 @@ impl QpInner {
         Ok(true)
     }
 
-    /// One read: payload to where it belongs, and what follows it to the staging buffer.
-    fn read_some(&mut self) -> io::Result<Result<usize, Stop>> {
+    /// One read of up to `limit` bytes: payload to where it belongs, and what follows it to the staging buffer.
+    fn read_some(&mut self, limit: usize) -> io::Result<Result<usize, Stop>> {
         let Link::Up(socket) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
         let rx = &mut self.rx;
         if rx.start == rx.end {
@@ -391,8 +389,8 @@ impl QpInner {
             (rx.start, rx.end) = (0, rx.end - rx.start);
         }
         if rx.expect != Expect::Payload || matches!(rx.targets.get(rx.at), Some(Target::Operands)) {
-            let room = rx.stage.len() - rx.end;
-            let n = sys::recv(socket.as_fd(), &mut rx.stage[rx.end..])?;
+            let room = (rx.stage.len() - rx.end).min(limit);
+            let n = sys::recv(socket.as_fd(), &mut rx.stage[rx.end..][..room])?;
             rx.end += n;
             if n < room && !self.ended {
                 self.readable = false;
@@ -426,6 +424,9 @@ impl QpInner {
         let payload = vecs.bytes();
         if complete {
             vecs.push_tail(&mut rx.stage[rx.end..]);
+        }
+        if limit < vecs.bytes() {
+            vecs.truncate(limit);
         }
         let n = vecs.recv(socket.as_fd())?;
         if n < vecs.bytes() && !self.ended {

@@ -277,6 +277,13 @@ impl QpInner {
         }
     }
 
+    /// A request that cannot be executed fails when those before it have ended.
+    pub(super) fn fail_what_is_due(&mut self) {
+        if let Some(cause) = self.sq.due_failure() {
+            self.fail_and_close(Some(cause));
+        }
+    }
+
     pub(super) fn fail_and_close(&mut self, cause: Option<Cause>) {
         if self.state != QpState::Err {
             self.link = Link::Down;

@@ -72,6 +72,8 @@ pub(super) struct SendQueue {
     slice: u64,
     /// What faults hold back, the next to be released first.
     held: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Where there is order: a request that cannot be executed. It fails when it comes to it, after those before it.
+    broken: Option<Cause>,
     reads: u32,
     max_reads: u32,
 }
@@ -93,6 +95,7 @@ impl SendQueue {
             rng: Rng::new(seed),
             slice: 0,
             held: BinaryHeap::new(),
+            broken: None,
             reads: 0,
             max_reads: 1,
         }
@@ -172,6 +175,24 @@ impl SendQueue {
             self.entries[i].release = NEVER;
             self.held.push(Reverse((until, msn)));
         }
+    }
+
+    /// The request of `cause` cannot be executed. True when it fails at once: it is the next, or there is no order.
+    #[must_use]
+    pub(super) fn break_off(&mut self, cause: Cause) -> bool {
+        if !self.ordered || cause.msn == Some(self.first) {
+            return true;
+        }
+        if let Some(i) = cause.msn.and_then(|msn| self.index(msn)) {
+            self.entries[i].release = NEVER;
+        }
+        self.broken.get_or_insert(cause);
+        false
+    }
+
+    /// The failure of a request that cannot be executed, when everything before it has ended.
+    pub(super) fn due_failure(&self) -> Option<Cause> {
+        self.broken.filter(|cause| cause.msn == Some(self.first))
     }
 
     /// What was held back until now may go.
@@ -368,11 +389,20 @@ impl SendQueue {
         }
     }
 
-    /// Ends every request: `first_cause` (an MSN, or the oldest one) with its status, the others flushed.
+    /// Ends every request: that of `cause` (an MSN, or the oldest one) with its status, the others flushed. Without order it is
+    /// the first to end, so that whoever hears of a flush knows the cause.
     pub(super) fn fail(&mut self, qp_num: u32, cause: Option<Cause>, mut push: impl FnMut(Cqe)) {
         let mut cause = cause;
         // On RC a request that was executed behind an unfinished READ has not completed yet: it is flushed too.
         let ordered = self.ordered;
+        if let (false, Some(Cause { msn: Some(msn), status, vendor_err })) = (ordered, cause)
+            && let Some(i) = self.index(msn)
+            && !self.entries[i].done
+        {
+            push(self.entries[i].cqe(qp_num, status, vendor_err));
+            self.entries[i].done = true;
+            cause = None;
+        }
         for (i, e) in self.entries.iter().enumerate().filter(|(_, e)| ordered || !e.done) {
             let msn = self.first.wrapping_add(i as u32);
             let (status, vendor_err) = match cause {
@@ -389,6 +419,7 @@ impl SendQueue {
         self.entries.clear();
         self.unsent.clear();
         self.held.clear();
+        self.broken = None;
         self.sges_gone += self.sges.len() as u64;
         self.sges.clear();
         self.inline_gone += self.inline.len() as u64;

@@ -269,6 +269,11 @@ impl<'a> RecvVecs<'a> {
         self.0.bytes
     }
 
+    /// Keeps the first `bytes` bytes.
+    pub(super) fn truncate(&mut self, bytes: usize) {
+        self.0.truncate(bytes);
+    }
+
     /// One non-blocking `recvmsg`.
     pub(super) fn recv(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         let mut msg = self.0.message();

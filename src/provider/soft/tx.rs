@@ -177,6 +177,7 @@ impl QpInner {
                         if self.device.profile.completes_at_hand_off() {
                             self.sq.handed_off();
                             self.retire();
+                            self.fail_what_is_due();
                         }
                         if self.tx.has_nak {
                             self.last_words_sent();

@@ -1,0 +1,11 @@
+//! What the ring and the channel say when their device commits faults: see `landfall::device::Faults`.
+//!
+//! A configuration is written as `LANDFALL_SOFT` has it, and names a failing run.
+
+// Of `kv`'s, the half that is used here.
+#[allow(dead_code)]
+#[path = "../kv/common.rs"]
+mod common;
+mod kv;
+mod process;
+mod ring;
