@@ -67,7 +67,8 @@ impl SoftConfig {
 
     /// Faults of one queue pair. What is set here counts instead of what [`faults`](Self::faults) sets, the rest of which holds
     /// as well. Rail 0 is the first queue pair that the device makes, rail 1 the second, and so on; when one is destroyed, the
-    /// next to be made takes its place.
+    /// next to be made takes its place. Where a connection manager connects a channel, the first one carries the handshake and
+    /// the channel's own come after it.
     pub fn rail_faults(mut self, rail: u32, faults: Faults) -> Self {
         self.rails.insert(rail, faults);
         self
