@@ -39,7 +39,9 @@ fn mix(mut z: u64) -> u64 {
 /// The block at `position` of the transfer `tag`.
 fn block(tag: u64, position: u32) -> Vec<u8> {
     let base = mix(tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(position));
-    (0..BLOCK_BYTES / 8).flat_map(|word| (base ^ word.wrapping_mul(0x2545_f491_4f6c_dd1d)).to_le_bytes()).collect()
+    (0..BLOCK_BYTES / 8)
+        .flat_map(|word| (base ^ word.wrapping_mul(0x2545_f491_4f6c_dd1d)).to_le_bytes())
+        .collect()
 }
 
 pub fn fill(blocks: &mut Blocks, tag: u64) {

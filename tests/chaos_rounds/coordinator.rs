@@ -50,16 +50,7 @@ struct Runner {
 
 impl Coordinator {
     pub fn new(verbose: bool) -> Self {
-        Self {
-            nodes: Vec::new(),
-            verbose,
-            landed: 0,
-            lost: 0,
-            doubts: 0,
-            arrived: 0,
-            killed: 0,
-            stopped: 0,
-        }
+        Self { nodes: Vec::new(), verbose, landed: 0, lost: 0, doubts: 0, arrived: 0, killed: 0, stopped: 0 }
     }
 
     pub fn totals(&self) -> String {

@@ -28,9 +28,21 @@ struct Sender {
     doubts: Vec<(u64, TransferId)>,
 }
 
-pub async fn run(endpoint: KvEndpoint, seed: u64, sender: u64, transfers: u64, to: &str) -> Result<(), String> {
-    let mut this =
-        Sender { endpoint, rng: Rng::new(seed), base: sender << 32, next: 0, last: transfers, doubts: Vec::new() };
+pub async fn run(
+    endpoint: KvEndpoint,
+    seed: u64,
+    sender: u64,
+    transfers: u64,
+    to: &str,
+) -> Result<(), String> {
+    let mut this = Sender {
+        endpoint,
+        rng: Rng::new(seed),
+        base: sender << 32,
+        next: 0,
+        last: transfers,
+        doubts: Vec::new(),
+    };
     for _ in 0..CHANNELS {
         // The receiver may be dead, or stopped.
         let Ok(channel) = this.endpoint.connect(to).await else { continue };

@@ -80,7 +80,8 @@ async fn parts(mut commands: Commands) {
 
 async fn part(line: &str, commands: &mut Commands) -> Result<(), String> {
     let words: Vec<&str> = line.split(' ').collect();
-    let number = |i: usize| words.get(i).and_then(|w| w.parse::<u64>().ok()).ok_or(format!("command {line:?}"));
+    let number =
+        |i: usize| words.get(i).and_then(|w| w.parse::<u64>().ok()).ok_or(format!("command {line:?}"));
     let soft = words.last().copied().unwrap_or("");
     match words.first().copied() {
         Some("receive") => {

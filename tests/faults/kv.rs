@@ -75,8 +75,7 @@ async fn k1_what_is_late_lands_whole(profile: Profile) {
     for faults in ["delay=5ms", "reorder=10ms", "rate=20000000", "stall=200ms,stall_after=100000"] {
         let e = ends(profile, faults, faults, config().qps(2)).await;
         for round in 0..3 {
-            let writes: Vec<_> =
-                (0..4).map(|i| e.sender.write(request(&e, 8, round * 4 + i))).collect();
+            let writes: Vec<_> = (0..4).map(|i| e.sender.write(request(&e, 8, round * 4 + i))).collect();
             for write in writes {
                 write.await.0.unwrap_or_else(|error| panic!("{faults}: {error}"));
             }
@@ -159,7 +158,10 @@ async fn k2_a_connection_that_dies_at_any_byte_of_the_sender(profile: Profile) {
         }
         whole_again(&e).await;
     }
-    assert!(lost > 0 && landed > 0, "{lost} lost, {landed} landed: the faults are out of the traffic's range");
+    assert!(
+        lost > 0 && landed > 0,
+        "{lost} lost, {landed} landed: the faults are out of the traffic's range"
+    );
 }
 
 async fn k2_case_48_a_confirmation_that_is_lost_is_resolved_as_landed(profile: Profile) {
@@ -271,9 +273,9 @@ async fn r6_a_failed_request_ends_the_channel_and_every_write(profile: Profile) 
                     let arrival = e.receiver.next_arrival().await.unwrap();
                     assert_eq!(wrong(arrival.blocks(), tag, |p| p), 0);
                 }
-                Err(
-                    WriteError::NotDelivered(_) | WriteError::InDoubt { .. } | WriteError::Closed { .. },
-                ) => failed += 1,
+                Err(WriteError::NotDelivered(_) | WriteError::InDoubt { .. } | WriteError::Closed { .. }) => {
+                    failed += 1
+                }
                 Err(other) => panic!("{faults}: {other}"),
             }
         }

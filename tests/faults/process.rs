@@ -15,7 +15,8 @@ const BLOCKS: u32 = 64;
 async fn endpoint(device: Device) -> KvEndpoint {
     let pd = device.alloc_pd().unwrap();
     let pool = KvPool::new(&pd, Layout::contiguous(1, BLOCKS, 16 << 10).unwrap()).await.unwrap();
-    let config = KvConfig::default().heartbeat(Duration::from_millis(300)).peer_timeout(Duration::from_secs(3));
+    let config =
+        KvConfig::default().heartbeat(Duration::from_millis(300)).peer_timeout(Duration::from_secs(3));
     KvEndpoint::new(pool, config).unwrap()
 }
 

@@ -36,10 +36,8 @@ impl QpInner {
                 let (paced, stalled) = self.held();
                 let reads =
                     self.readable && !stalled && self.rx.not_ready.is_none() && self.refusal.is_none();
-                let writes = self.tx.writable
-                    && !paced
-                    && !self.tx.dead
-                    && (self.tx.ack_due || self.wants_to_send());
+                let writes =
+                    self.tx.writable && !paced && !self.tx.dead && (self.tx.ack_due || self.wants_to_send());
                 reads || writes || self.tx.dead
             }
             Link::Draining { .. } => self.readable,
