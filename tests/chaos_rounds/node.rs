@@ -20,7 +20,8 @@ pub struct Node {
 
 impl Node {
     pub fn start() -> std::io::Result<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
+        // This very program, also when its file was built anew meanwhile.
+        let mut child = Command::new("/proc/self/exe")
             .arg(worker::ARGUMENT)
             // One arena, and nothing of it by mmap: then each mapping is one that somebody asked for.
             .env("MALLOC_ARENA_MAX", "1")
