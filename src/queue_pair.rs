@@ -271,6 +271,11 @@ impl QueuePair {
         self.core.tie.cause.get().map(|e| (**e).clone())
     }
 
+    #[cfg(feature = "verbs")]
+    pub(crate) fn core(&self) -> &QpCore {
+        &self.core
+    }
+
     // Operations.
 
     /// SEND: the whole of `buf`, into the peer's oldest receive.
