@@ -14,6 +14,7 @@
 
 mod any_device;
 mod cm_only;
+mod fork;
 mod harness;
 mod oob_atomics;
 mod oob_failures;
