@@ -97,6 +97,8 @@ mod completion_queue;
 mod provider;
 mod queue_pair;
 mod random;
+#[cfg(feature = "verbs")]
+mod raw;
 mod reactor;
 mod sync;
 mod wire;

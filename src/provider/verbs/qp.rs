@@ -1,6 +1,6 @@
 //! Queue pairs: creation, INIT→RTR→RTS, the error state, the end. Posting is in `post.rs`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -306,6 +306,11 @@ impl VerbsPd {
 impl VerbsQp {
     pub(crate) fn qp_num(&self) -> u32 {
         self.raw.qp_num
+    }
+
+    /// Its `ibv_qp`.
+    pub(crate) fn as_raw(&self) -> *mut c_void {
+        self.raw.raw().cast()
     }
 
     pub(crate) fn address(&self) -> QpAddress {
