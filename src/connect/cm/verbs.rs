@@ -87,7 +87,7 @@ impl Events {
     }
 }
 
-fn verbs_device(device: &Device) -> Result<&Arc<VerbsDevice>, ConnectError> {
+fn verbs_device(device: &Device) -> Result<&VerbsDevice, ConnectError> {
     match device.provider() {
         provider::Device::Verbs(d) => Ok(d),
         provider::Device::Soft(_) => Err(foreign()),

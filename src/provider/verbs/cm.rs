@@ -367,8 +367,10 @@ impl VerbsCmQp {
         self.raw.qp_num()
     }
 
-    pub(crate) fn is_of(&self, device: &Arc<VerbsDevice>) -> bool {
-        Arc::ptr_eq(&self.device, device)
+    /// Whether it is of the device and the port of that handle, which may have been opened by itself: RDMA_CM knows queue
+    /// pairs by their numbers.
+    pub(crate) fn is_of(&self, device: &VerbsDevice) -> bool {
+        self.device.name == device.name && self.device.port().number == device.port().number
     }
 
     /// Refuses a queue pair that was connected before, or has failed.
