@@ -309,9 +309,10 @@ impl CmId {
 
     /// Gives it back to its owner. One that has no owner any more is kept, and destroyed with the identifier.
     fn let_go(&self) {
-        let mut held = self.hold();
-        if let Some(raw) = held.0.as_mut() {
-            raw.qp.take_if(|qp| !qp.is_abandoned());
+        // Not under the lock: a queue pair's own is taken before an identifier's.
+        let qp = self.hold().0.as_mut().and_then(|raw| raw.qp.take());
+        if let Some(qp) = qp.filter(Connecting::is_abandoned) {
+            self.keep(qp);
         }
     }
 
