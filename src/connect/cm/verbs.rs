@@ -143,8 +143,12 @@ impl VerbsListener {
                 tracing::debug!("a connect request to another device is rejected");
                 continue;
             };
-            let id = Events::new(id, stage)?;
-            return Ok(VerbsRequest { events: id, event, device: self.device.clone(), local, peer });
+            match Events::new(id, stage) {
+                Ok(events) => {
+                    return Ok(VerbsRequest { events, event, device: self.device.clone(), local, peer });
+                }
+                Err(error) => tracing::warn!(%error, "a connect request cannot be taken, and is rejected"),
+            }
         }
     }
 }
