@@ -68,8 +68,7 @@
 //!   attr.rs     attributes of a connection, limits of private data     private.rs  landfall's own private data
 //! ```
 
-// Consumers: the KV bootstrap over RDMA_CM, and the public half.
-#![allow(dead_code)]
+#![allow(dead_code)] // Consumer of `connect`, `accept` and `private`: the KV bootstrap.
 
 mod attr;
 mod offer;

@@ -143,8 +143,12 @@ impl VerbsListener {
                 tracing::debug!("a connect request to another device is rejected");
                 continue;
             };
-            let id = Events::new(id, stage)?;
-            return Ok(VerbsRequest { events: id, event, device: self.device.clone(), local, peer });
+            match Events::new(id, stage) {
+                Ok(events) => {
+                    return Ok(VerbsRequest { events, event, device: self.device.clone(), local, peer });
+                }
+                Err(error) => tracing::warn!(%error, "a connect request cannot be taken, and is rejected"),
+            }
         }
     }
 }
@@ -214,7 +218,7 @@ impl VerbsRequest {
         if done.kind != CmEventKind::Established {
             return Err(failed_accept(done, stage, peer, &device));
         }
-        qp.connected();
+        qp.connected(events.id());
         Ok(VerbsConnection::new(events, local, peer, event.private))
     }
 
@@ -286,7 +290,7 @@ pub(super) async fn connect(
         deadline.run(stage, async { ready.await? }).await?;
         reply
     };
-    qp.connected();
+    qp.connected(events.id());
     let local = events.id().local_addr().unwrap_or(SocketAddr::new(IpAddr::from([0; 4]), 0));
     Ok(VerbsConnection::new(events, local, to, reply.private))
 }
