@@ -7,7 +7,7 @@
 //! ```text
 //!   any_device       all; so do fork and raw, but for the tests that begin with oob_
 //!   cm_queue_pairs   all, with RDMA_CM; RDMA_IP0 and RDMA_IP1 are the devices' addresses
-//!   cm_kv            the same
+//!   cm_kv, examples  the same
 //!   cm_failures      the same, and iproute2's `rdma`
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
@@ -21,6 +21,7 @@ mod cm_harness;
 mod cm_kv;
 mod cm_only;
 mod cm_queue_pairs;
+mod examples;
 mod fork;
 mod harness;
 mod oob_atomics;
