@@ -73,6 +73,46 @@ fn r6_a_disconnect_ends_operations_and_is_their_cause() {
     });
 }
 
+/// Where the process below connects to.
+const TO: &str = "LANDFALL_TEST_TO";
+
+/// SIGKILL of the peer's process.
+#[test]
+fn k5_the_death_of_the_peers_process_disconnects() {
+    run(false, async {
+        let device = device(Profile::Default);
+        let b = Side::new(&device, 8, Duration::ZERO);
+        let listener = CmListener::bind(&device, "127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let mut peer = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "b5_manager::peer_process", "--ignored", "--nocapture"])
+            .env(TO, listener.local_addr().to_string())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let server = listener.accept().await.unwrap().accept(&b.qp, options()).await.unwrap();
+        b.qp.recv(b.local(16).await).await.0.unwrap();
+        let waiting = b.qp.recv(());
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+        server.disconnected().await;
+        let error = waiting.await.0.unwrap_err();
+        assert!(matches!(error, OpError::Flushed { cause: Some(_), .. }), "{error:?}");
+    });
+}
+
+#[test]
+#[ignore = "the process that another test kills"]
+fn peer_process() {
+    let to = std::env::var(TO).expect("started by the test that kills it").parse().unwrap();
+    run(false, async {
+        let device = device(Profile::Default);
+        let a = Side::new(&device, 8, Duration::ZERO);
+        let connection = CmConnection::connect(&a.qp, to, options()).await.unwrap();
+        a.qp.send(a.local(16).await).await.0.unwrap();
+        connection.disconnected().await;
+    });
+}
+
 #[test]
 fn b4_options_out_of_range_and_closed_queue_pairs_are_refused() {
     run(false, async {

@@ -21,7 +21,7 @@ use super::calls::{check, object};
 use super::cm_event::CmEvent;
 use super::device::{Fabric, Port, VerbsDevice};
 use super::load;
-use super::qp::{self, RawQp, VerbsQp};
+use super::qp::{self, Connecting, RawQp, VerbsQp};
 use super::sys::*;
 use super::sys_cm::*;
 use crate::error::{DeviceError, QpError};
@@ -32,6 +32,8 @@ struct Raw {
     lib: &'static LibRdmacm,
     id: Option<NonNull<rdma_cm_id>>,
     channel: NonNull<rdma_event_channel>,
+    /// The queue pair that iWARP is connecting: let go of after the identifier.
+    qp: Option<Connecting>,
 }
 
 // SAFETY: librdmacm's objects belong to no thread; who holds this is the only one that calls on them.
@@ -59,7 +61,7 @@ impl Raw {
         // SAFETY: a plain call; it takes nothing.
         let channel = object(unsafe { lib.rdma_create_event_channel() })
             .map_err(os("opening /dev/infiniband/rdma_cm (is the module rdma_ucm loaded?)"))?;
-        let this = Self { lib, id: None, channel };
+        let this = Self { lib, id: None, channel, qp: None };
         // SAFETY: the channel's descriptor is open; a flag is set.
         let set = unsafe {
             let flags = libc::fcntl(this.fd(), libc::F_GETFL);
@@ -297,6 +299,23 @@ impl CmId {
         Ok(Some(copy))
     }
 
+    /// Keeps the queue pair that is being connected.
+    fn keep(&self, qp: Connecting) {
+        let mut held = self.hold();
+        if let Some(raw) = held.0.as_mut() {
+            raw.qp = Some(qp);
+        }
+    }
+
+    /// Gives it back to its owner. One that has no owner any more is kept, and destroyed with the identifier.
+    fn let_go(&self) {
+        // Not under the lock: a queue pair's own is taken before an identifier's.
+        let qp = self.hold().0.as_mut().and_then(|raw| raw.qp.take());
+        if let Some(qp) = qp.filter(Connecting::is_abandoned) {
+            self.keep(qp);
+        }
+    }
+
     /// What RDMA_CM wants a queue pair of this connection to have in `state`.
     fn qp_attr(&self, state: ibv_qp_state) -> io::Result<(ibv_qp_attr, ibv_qp_attr_mask)> {
         let held = self.hold();
@@ -362,13 +381,24 @@ impl VerbsQp {
     }
 }
 
+/// Why a queue pair is not ready.
+#[derive(Debug)]
+pub(crate) enum NotReady {
+    /// RDMA_CM has no attributes for it: the connection is over before it was there.
+    Over(io::Error),
+    /// The device refuses to move it.
+    Refused(QpError),
+}
+
 impl VerbsCmQp {
     pub(crate) fn qp_num(&self) -> u32 {
         self.raw.qp_num()
     }
 
-    pub(crate) fn is_of(&self, device: &Arc<VerbsDevice>) -> bool {
-        Arc::ptr_eq(&self.device, device)
+    /// Whether it is of the device and the port of that handle, which may have been opened by itself: RDMA_CM knows queue
+    /// pairs by their numbers.
+    pub(crate) fn is_of(&self, device: &VerbsDevice) -> bool {
+        self.device.name == device.name && self.device.port().number == device.port().number
     }
 
     /// Refuses a queue pair that was connected before, or has failed.
@@ -383,32 +413,41 @@ impl VerbsCmQp {
     }
 
     /// INIT→RTR→RTS, on InfiniBand and RoCE. May block.
-    pub(crate) fn ready(&self, id: &CmId, own: &CmAttr) -> Result<(), QpError> {
-        let os = |what| move |source| QpError::Os { what, source };
+    pub(crate) fn ready(&self, id: &CmId, own: &CmAttr) -> Result<(), NotReady> {
+        let moving = |what| move |source| NotReady::Refused(QpError::Os { what, source });
         // Once more INIT: the partition is RDMA_CM's choice.
-        let (mut attr, _) = id.qp_attr(IBV_QPS_INIT).map_err(os("asking RDMA_CM for the INIT attributes"))?;
+        let (mut attr, _) = id.qp_attr(IBV_QPS_INIT).map_err(NotReady::Over)?;
         self.raw
             .init_in(attr.port_num, attr.pkey_index, self.device.capabilities().atomics)
-            .map_err(os("moving a queue pair to INIT, as RDMA_CM wants it"))?;
+            .map_err(moving("moving a queue pair to INIT, as RDMA_CM wants it"))?;
         let mask;
-        (attr, mask) = id.qp_attr(IBV_QPS_RTR).map_err(os("asking RDMA_CM for the RTR attributes"))?;
+        (attr, mask) = id.qp_attr(IBV_QPS_RTR).map_err(NotReady::Over)?;
         attr.max_dest_rd_atomic = own.max_dest_rd_atomic;
         attr.min_rnr_timer = own.min_rnr_timer;
         self.device.port().mark(&mut attr.ah_attr);
-        self.raw.modify(&mut attr, mask).map_err(os("moving a queue pair to RTR, as RDMA_CM wants it"))?;
+        self.raw
+            .modify(&mut attr, mask)
+            .map_err(moving("moving a queue pair to RTR, as RDMA_CM wants it"))?;
         let mask;
-        (attr, mask) = id.qp_attr(IBV_QPS_RTS).map_err(os("asking RDMA_CM for the RTS attributes"))?;
+        (attr, mask) = id.qp_attr(IBV_QPS_RTS).map_err(NotReady::Over)?;
         attr.max_rd_atomic = own.max_rd_atomic;
         attr.timeout = own.timeout;
         attr.retry_cnt = own.retry_cnt;
         attr.rnr_retry = own.rnr_retry;
-        self.raw.modify(&mut attr, mask).map_err(os("moving a queue pair to RTS, as RDMA_CM wants it"))
+        self.raw.modify(&mut attr, mask).map_err(moving("moving a queue pair to RTS, as RDMA_CM wants it"))
     }
 
     /// Sends the request for it. Software iWARP waits here for its TCP connection, for minutes if it must.
     pub(crate) fn request(&self, id: &CmId, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
-        let call = || id.connect(self.qp_num(), attr, private);
-        if self.is_iwarp() { self.raw.while_connecting(call) } else { self.raw.while_live(call) }
+        if !self.is_iwarp() {
+            return self.raw.while_live(|| id.connect(self.qp_num(), attr, private));
+        }
+        id.keep(self.raw.connecting()?);
+        let requested = id.connect(self.qp_num(), attr, private);
+        if requested.is_err() {
+            id.let_go();
+        }
+        requested
     }
 
     /// Accepts a request with it. May block for a short while.
@@ -422,7 +461,8 @@ impl VerbsCmQp {
     }
 
     /// It is in RTS: moved there by us, or by the driver. Unless it has failed since.
-    pub(crate) fn connected(&self) {
+    pub(crate) fn connected(&self, id: &CmId) {
+        id.let_go();
         let (init, rts) = (qp::INIT, qp::RTS);
         let _ = self.raw.state.compare_exchange(init, rts, Ordering::AcqRel, Ordering::Acquire);
     }
