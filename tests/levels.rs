@@ -159,8 +159,13 @@ fn registrations() {
         let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
         // Lengths that are no multiple of a page, and both kinds of region.
         let cycle = async |i: u64| {
-            let memory =
-                |len| Memory::anonymous(len).prefault(if i % 2 == 0 { Prefault::Yes } else { Prefault::No });
+            let memory = |len| {
+                Memory::anonymous(len).prefault(if i.is_multiple_of(2) {
+                    Prefault::Yes
+                } else {
+                    Prefault::No
+                })
+            };
             let local = pd.register_local(memory(1 + i * 37 % 100_000)).await.unwrap();
             let exposed = pd.register_exposed(memory(4097), Access::READ_WRITE).await.unwrap();
             let mut slice = local.into_slice();
