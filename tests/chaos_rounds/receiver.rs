@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use landfall::kv::{ArrivalError, Blocks, KvChannel, KvEndpoint};
+use landfall::kv::{ArrivalError, Blocks, KvChannel, KvEndpoint, KvPool};
 use tokio::task::LocalSet;
 
 use crate::content::{BLOCKS, Rng, differs, fill};
@@ -31,6 +31,7 @@ pub async fn run(endpoint: KvEndpoint, seed: u64, commands: &mut Commands) -> Re
             let mut listener = endpoint.listen(address).await.map_err(|e| e.to_string())?;
             say(format_args!("listening {}", listener.local_addr()));
             let mut rng = Rng::new(seed);
+            let watching = tokio::task::spawn_local(watch(pool.clone(), Rng::new(rng.next())));
             let (mut channels, mut served): (Vec<KvChannel>, Vec<_>) = (Vec::new(), Vec::new());
             loop {
                 tokio::select! {
@@ -60,6 +61,7 @@ pub async fn run(endpoint: KvEndpoint, seed: u64, commands: &mut Commands) -> Re
                     Err(_) => bad("a killed channel's arrivals do not end (K5)"),
                 }
             }
+            watching.abort();
             Ok(())
         })
         .await?;
@@ -81,6 +83,18 @@ pub async fn come_back(endpoint: &KvEndpoint) {
     };
     if tokio::time::timeout(PATIENCE, back).await.is_err() {
         bad(format_args!("{} of {BLOCKS} blocks came back", endpoint.pool().free_blocks()));
+    }
+}
+
+/// Takes a few free blocks again and again, and looks whether they stay as they are: no peer reaches what is free (K4).
+async fn watch(pool: KvPool, mut rng: Rng) {
+    loop {
+        if let Ok(mut blocks) = pool.try_alloc(rng.range(1, 6) as u32) {
+            fill(&mut blocks, GUARD);
+            tokio::time::sleep(Duration::from_millis(rng.range(1, 10))).await;
+            check(&blocks);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
