@@ -45,8 +45,13 @@ fn block(tag: u64, position: u32) -> Vec<u8> {
 }
 
 pub fn fill(blocks: &mut Blocks, tag: u64) {
+    fill_for(blocks, tag, |position| position);
+}
+
+/// The block at each position gets what belongs at `to` of it.
+pub fn fill_for(blocks: &mut Blocks, tag: u64, to: impl Fn(u32) -> u32) {
     for position in 0..blocks.len() {
-        blocks.copy_in(0, position, 0, &block(tag, position)).expect("positions of the claim");
+        blocks.copy_in(0, position, 0, &block(tag, to(position))).expect("positions of the claim");
     }
 }
 

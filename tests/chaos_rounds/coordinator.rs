@@ -224,7 +224,7 @@ async fn sleep_until(at: Option<Instant>) {
 
 /// A command, but for its first word.
 fn words(part: &Part, rest: &str) -> String {
-    format!("{} {} {rest}{}", part.seed, part.qps, part.soft)
+    format!("{} {} {} {rest}{}", part.seed, part.qps, part.bootstrap.name(), part.soft)
 }
 
 impl Said {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use landfall::device::{Faults, Profile, SoftConfig};
+use landfall::kv::Bootstrap;
 
 use crate::content::Rng;
 
@@ -29,6 +30,7 @@ pub enum Signal {
 #[derive(Clone, Debug)]
 pub struct Part {
     pub seed: u64,
+    pub bootstrap: Bootstrap,
     pub soft: SoftConfig,
     pub qps: u64,
     pub transfers: u64,
@@ -47,6 +49,8 @@ impl Plan {
         let in_turn = Profile::ALL[(seed % Profile::ALL.len() as u64) as usize];
         let profile = profile.unwrap_or(in_turn);
         let senders = rng.range(1, 2) as usize;
+        // All of them the same way. Some profiles leave no choice.
+        let bootstrap = if rng.one_in(3) { Bootstrap::Cm } else { Bootstrap::Auto };
         let mut parts = Vec::new();
         for _ in 0..=senders {
             let mut soft = SoftConfig::new().profile(profile).seed(rng.next() >> 32);
@@ -57,7 +61,8 @@ impl Plan {
                 1 => soft = soft.rail_faults(rng.range(0, 3) as u32, faults(&mut rng)),
                 _ => {}
             }
-            parts.push(Part { seed: rng.next(), soft, qps, transfers: rng.range(TRANSFERS.0, TRANSFERS.1) });
+            let (seed, transfers) = (rng.next(), rng.range(TRANSFERS.0, TRANSFERS.1));
+            parts.push(Part { seed, bootstrap, soft, qps, transfers });
         }
         let mut shots = Vec::new();
         for _ in 0..rng.range(0, 2) {
@@ -101,8 +106,12 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, part) in self.parts.iter().enumerate() {
             let role = if i == 0 { "receiver" } else { "sender" };
-            let Part { soft, qps, transfers, .. } = part;
-            writeln!(f, "  {i} {role}: LANDFALL_SOFT={soft}, {qps} queue pairs, {transfers} transfers")?;
+            let Part { soft, qps, transfers, bootstrap, .. } = part;
+            let bootstrap = bootstrap.name();
+            writeln!(
+                f,
+                "  {i} {role}: LANDFALL_SOFT={soft}, bootstrap {bootstrap}, {qps} queue pairs, {transfers} transfers"
+            )?;
         }
         for Shot { worker, step, what } in &self.shots {
             writeln!(f, "  {what:?} to {worker} at its step {step}")?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use landfall::kv::{Grant, KvChannel, KvEndpoint, Resolution, TransferId, Write, WriteError, WriteRequest};
 
-use crate::content::{Rng, fill};
+use crate::content::{Rng, fill_for};
 use crate::node::PATIENCE;
 use crate::receiver::come_back;
 use crate::worker::{bad, say};
@@ -87,8 +87,12 @@ impl Sender {
             let Ok(mut source) = channel.pool().alloc(count).await else { break };
             let tag = self.base | self.next;
             self.next += 1;
-            fill(&mut source, tag);
-            let mut request = WriteRequest::new(&grant, source).tag(tag);
+            // In order, which makes one large write of neighbours, or backwards, which makes one of each block.
+            let backwards = self.rng.one_in(2);
+            let to = |position: u32| if backwards { count - 1 - position } else { position };
+            fill_for(&mut source, tag, to);
+            let pairs = (0..count).map(|position| (position, to(position)));
+            let mut request = WriteRequest::new(&grant, source).pairs(pairs).tag(tag);
             if self.rng.one_in(10) {
                 request = request.deadline(Duration::from_micros(self.rng.range(1, 20_000)));
             }
