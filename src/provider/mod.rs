@@ -492,6 +492,16 @@ impl Cq {
         }
     }
 
+    /// Whether polling uses an arm up: so on a software transport, whose I/O is in the poll. A device stays armed until
+    /// it has raised the event.
+    pub(crate) fn poll_disarms(&self) -> bool {
+        match self {
+            Self::Soft(_) => true,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => false,
+        }
+    }
+
     /// Requests an event for the next completion.
     pub(crate) fn arm(&self) -> io::Result<Armed> {
         match self {

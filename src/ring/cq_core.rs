@@ -269,10 +269,10 @@ impl CqCore {
         done()
     }
 
-    /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (On a device that
-    /// raised an event, which wakes it.)
+    /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (What uses up a
+    /// device's is its event, which wakes the driver.)
     fn rearm(&self) {
-        if !matches!(self.cq.arm(), Ok(Armed::Armed)) {
+        if self.cq.poll_disarms() && !matches!(self.cq.arm(), Ok(Armed::Armed)) {
             self.nudge();
         }
     }
