@@ -153,6 +153,18 @@ pub struct DirectionReport {
     pub elsewhere: Vec<PortCount>,
 }
 
+impl CounterReport {
+    /// For counters that could not be asked.
+    pub(crate) fn not_read(why: &str) -> Self {
+        let nothing = Expected::new([], LEAST_MTU);
+        let difference = CounterDifference { sent: Vec::new(), received: Vec::new() };
+        let mut report = difference.check(&nothing);
+        report.sent.reason = why.to_owned();
+        report.received.reason = why.to_owned();
+        report
+    }
+}
+
 impl CounterDifference {
     /// Compares what was counted with what was `expected`.
     pub fn check(&self, expected: &Expected) -> CounterReport {
@@ -214,7 +226,7 @@ fn count_of(ports: &[PortCount], rail: &CounterPort) -> PortCount {
 fn judge(verb: &str, report: &DirectionReport, same_port: bool) -> (Verdict, String) {
     let DirectionReport { payload, rails, elsewhere, .. } = report;
     if payload.bytes == 0 {
-        return (Verdict::Unknown, format!("no payload was {verb}"));
+        return (Verdict::Unknown, format!("no payload was {verb} between the two readings"));
     }
     let (Some(counted), Some(unit), Some(least), Some(most)) =
         (report.counted, report.unit, report.least, report.most)
@@ -285,7 +297,7 @@ impl fmt::Display for CounterReport {
         let with_payload: Vec<_> =
             [&self.sent, &self.received].into_iter().filter(|d| d.payload.bytes > 0).collect();
         match with_payload.as_slice() {
-            [] => write!(f, "{}: no payload was sent or received", self.verdict),
+            [] => write!(f, "{}: {}", self.verdict, self.sent.reason),
             [one] => write!(f, "{}: {}", self.verdict, one.reason),
             several => {
                 write!(f, "{}: {}", self.verdict, join(several.iter().map(|d| d.reason.clone())))
