@@ -7,11 +7,13 @@
 //!   any_device       all
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
+//!   counters         all; its tests say oob_ or cm_only by themselves
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
 mod any_device;
 mod cm_only;
+mod counters;
 mod harness;
 mod oob_failures;
 mod oob_kv;
