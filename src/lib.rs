@@ -85,6 +85,7 @@
 #![warn(missing_docs, unreachable_pub)]
 
 pub mod connect;
+pub mod counters;
 pub mod device;
 pub mod error;
 pub mod guide;

@@ -42,6 +42,7 @@ mod handshake;
 mod hostile;
 pub mod layout;
 mod path;
+mod path_check;
 mod peers;
 mod pool;
 pub(crate) mod proto;

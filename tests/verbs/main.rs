@@ -9,11 +9,13 @@
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
 //!   oob_atomics      of these, the ones that have atomics
+//!   counters         all; its tests say oob_ or cm_only by themselves
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
 mod any_device;
 mod cm_only;
+mod counters;
 mod fork;
 mod harness;
 mod oob_atomics;

@@ -24,6 +24,7 @@ use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::lock;
 use crate::kv::path::QpReport;
+use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
 use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, TransferId};
 use crate::kv::queues::Queue;
@@ -299,6 +300,21 @@ impl KvDriver {
 
     pub(crate) fn reports(&self) -> Vec<QpReport> {
         lock(&self.inner).queues.iter().map(Queue::report).collect()
+    }
+
+    /// What was carried so far, to be held against the device's counters.
+    pub(crate) fn carried(&self) -> Carried {
+        let inner = lock(&self.inner);
+        let mut carried = Carried {
+            landed: inner.stats.landed_bytes,
+            arrived: inner.stats.arrived_bytes,
+            ..Carried::default()
+        };
+        for report in inner.queues.iter().map(Queue::report) {
+            carried.messages_sent += report.writes + report.controls;
+            carried.messages_received += report.received;
+        }
+        carried
     }
 }
 
