@@ -116,6 +116,12 @@ pub enum DeviceError {
         /// How to proceed.
         fix: String,
     },
+    /// The device was taken away, or has failed as a whole.
+    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
+    },
     /// No tokio runtime where one is needed.
     #[error("no tokio runtime with I/O and time enabled here; call this inside one")]
     NoRuntime,
@@ -183,6 +189,12 @@ pub enum MemoryError {
         /// The system's error.
         #[source]
         source: io::Error,
+    },
+    /// The device was taken away, or has failed as a whole.
+    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
     },
     /// There is no tokio runtime here, or it went away before the blocking part had run.
     #[error("no tokio runtime here, or it is shutting down; call this inside one")]
@@ -261,6 +273,12 @@ pub enum QpError {
         /// The system's error.
         #[source]
         source: io::Error,
+    },
+    /// The device was taken away, or has failed as a whole.
+    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
     },
     /// The completion queue takes no more queue pairs.
     #[error("the completion queue is closed, or its runtime is gone; create another one")]
@@ -360,6 +378,21 @@ pub enum OpError {
         qp_num: u32,
         /// The driver's error.
         reason: String,
+    },
+    /// The device reported an error of the queue pair or of its completion queue, outside of any completion. What was
+    /// outstanding is flushed, with this as its cause.
+    #[error("queue pair {qp_num}: the device reported {event}")]
+    DeviceEvent {
+        /// The queue pair.
+        qp_num: u32,
+        /// libibverbs' name of the event.
+        event: &'static str,
+    },
+    /// The device was taken away, or has failed as a whole.
+    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
     },
     /// The runtime that drove this queue has gone away.
     #[error(

@@ -92,6 +92,7 @@ pub mod kv;
 pub mod memory;
 pub mod ring;
 
+mod background;
 mod clock;
 mod completion_queue;
 mod provider;

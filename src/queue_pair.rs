@@ -72,7 +72,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`QpError::Limit`] for depths and inline sizes that the device has not, [`QpError::CqTooSmall`] with the capacity
-    /// that would do, [`QpError::ForeignResource`], [`QpError::CqClosed`], [`QpError::Os`].
+    /// that would do, [`QpError::ForeignResource`], [`QpError::CqClosed`], [`QpError::DeviceGone`], [`QpError::Os`].
     pub fn new(
         pd: &ProtectionDomain,
         send_cq: &CompletionQueue,
@@ -82,6 +82,9 @@ impl QueuePair {
         let (s, r) = (send_cq.core(), recv_cq.core());
         if !s.device.same(pd.device()) || !r.device.same(pd.device()) {
             return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
+        }
+        if let Some(device) = pd.device().gone() {
+            return Err(QpError::DeviceGone { device });
         }
         let caps = pd.device().capabilities();
         for (what, depth) in [("the send depth", config.send_depth), ("the receive depth", config.recv_depth)]
@@ -338,8 +341,10 @@ impl QueuePair {
         self.core.destroyed().await;
     }
 
-    /// Destroys the queue pair at once, without waiting for what is outstanding, whose operations end now. Completions
-    /// that a device still reports for them are counted as [stale](crate::ring::CqStats::stale), and match nothing.
+    /// Destroys the queue pair at once, without waiting for what is outstanding, whose operations end when it is destroyed:
+    /// on the soft provider when this returns, on an RDMA device soon after, from a thread that waits for the driver.
+    /// Completions that a device still reports for them are counted as [stale](crate::ring::CqStats::stale), and match
+    /// nothing.
     ///
     /// This is what a deadline needs to get its buffers back. [`close`](Self::close) is gentler and nearly as fast.
     pub fn kill(self) {

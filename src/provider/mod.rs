@@ -14,6 +14,7 @@
 //! A software transport has no hardware that works in the background: its I/O happens inside [`Cq::poll`], on the
 //! thread that polls. That is why [`Cq::arm`] can answer [`Armed::More`].
 
+pub(crate) mod events;
 pub(crate) mod soft;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use crate::device::Capabilities;
 use crate::error::{DeviceError, MemoryError, PostError, QpError};
 use crate::memory::Mapping;
+use events::{Events, ObjectId};
 
 /// Access flags of a memory region, with the bits of `enum ibv_access_flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -305,7 +307,8 @@ pub(crate) enum Cq {
     Verbs(verbs::VerbsCq),
 }
 
-/// A queue pair. Drop destroys it: afterwards no payload of its peer is written any more.
+/// A queue pair. [`Qp::destroy`] says when no payload of its peer is written any more; dropping it destroys it too, but
+/// soon, where that blocks.
 #[derive(Debug)]
 pub(crate) enum Qp {
     Soft(soft::SoftQp),
@@ -322,7 +325,25 @@ impl Device {
         }
     }
 
+    /// What it says out of turn.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        match self {
+            Self::Soft(d) => d.events(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(d) => d.events(),
+        }
+    }
+
+    /// Refuses a device that is gone.
+    fn check_present(&self) -> Result<(), DeviceError> {
+        match self.events() {
+            events if events.is_gone() => Err(DeviceError::DeviceGone { device: events.device() }),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
+        self.check_present()?;
         match self {
             Self::Soft(d) => Ok(Pd::Soft(d.alloc_pd()?)),
             #[cfg(feature = "verbs")]
@@ -331,6 +352,7 @@ impl Device {
     }
 
     pub(crate) fn create_channel(&self) -> Result<Channel, DeviceError> {
+        self.check_present()?;
         match self {
             Self::Soft(d) => Ok(Channel::Soft(d.create_channel()?)),
             #[cfg(feature = "verbs")]
@@ -435,6 +457,15 @@ impl Cq {
         }
     }
 
+    /// The queue in its device's events.
+    pub(crate) fn id(&self) -> ObjectId {
+        match self {
+            Self::Soft(c) => c.id(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.id(),
+        }
+    }
+
     /// Requests an event for the next completion.
     pub(crate) fn arm(&self) -> io::Result<Armed> {
         match self {
@@ -451,6 +482,33 @@ impl Qp {
             Self::Soft(q) => q.qp_num(),
             #[cfg(feature = "verbs")]
             Self::Verbs(q) => q.qp_num(),
+        }
+    }
+
+    /// The queue pair in its device's events.
+    pub(crate) fn id(&self) -> ObjectId {
+        match self {
+            Self::Soft(q) => q.id(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.id(),
+        }
+    }
+
+    /// Whether [`destroy`](Self::destroy) may block, and belongs off the runtime's workers.
+    pub(crate) fn destroy_blocks(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
+    /// Destroys the queue pair. When this returns, no payload of its peer is written any more.
+    pub(crate) fn destroy(self) {
+        match self {
+            Self::Soft(q) => drop(q),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.destroy(),
         }
     }
 

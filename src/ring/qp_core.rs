@@ -6,7 +6,7 @@
 //! Locks, in the order in which they may be held: a side's `post` (send before receive), `qp`, a ring.
 
 use std::fmt;
-use std::sync::RwLock;
+use std::sync::{OnceLock, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,9 +18,11 @@ use super::op::{Op, Rejected};
 use super::slots::{Owner, Wr, WrKind};
 use super::state::{HalfId, Submitted, Tie};
 use super::wr_id::Key;
+use crate::background;
 use crate::device::ProtectionDomain;
 use crate::error::{OpError, PostError};
 use crate::memory::AnySlice;
+use crate::provider::events::{Affected, Enrolled, Harm};
 use crate::provider::{self, QpState, RecvWr, WrChain};
 use crate::sync::{Arc, Mutex};
 
@@ -38,6 +40,8 @@ pub(crate) struct QpCore {
     pub(crate) inline: u32,
     finished: AtomicBool,
     destroyed: Gate,
+    /// Its place among those who hear of the device's events.
+    enrolled: OnceLock<Enrolled>,
     /// An emptied vector of a batch, for the next one.
     pub(super) spare: Mutex<Vec<(Op, Wr)>>,
 }
@@ -99,6 +103,7 @@ impl QpCore {
         pd: ProtectionDomain,
         inline: u32,
     ) -> Arc<Self> {
+        let id = qp.id();
         let this = Arc::new(Self {
             qp: RwLock::new(Some(qp)),
             tie,
@@ -109,11 +114,14 @@ impl QpCore {
             inline,
             finished: AtomicBool::new(false),
             destroyed: Gate::new(),
+            enrolled: OnceLock::new(),
             spare: Mutex::new(Vec::new()),
         });
         for side in [&this.send, &this.recv] {
             side.cq.ring.lock().bind(side.half, this.clone(), this.tie.clone());
         }
+        let events = this.pd.device().provider().events();
+        let _ = this.enrolled.set(events.enrol(vec![id], &this));
         this
     }
 
@@ -221,7 +229,13 @@ impl QpCore {
             return Ok(());
         }
         let qp_num = self.tie.qp_num;
-        Err(if self.tie.is_closing() { OpError::Closed { qp_num } } else { OpError::NotConnected { qp_num } })
+        Err(if self.tie.cause.is_device_gone() {
+            self.tie.cause.flushed(qp_num)
+        } else if self.tie.is_closing() {
+            OpError::Closed { qp_num }
+        } else {
+            OpError::NotConnected { qp_num }
+        })
     }
 
     /// Posts queued operations that have a credit now; ends them when the queue pair takes nothing any more.
@@ -305,6 +319,18 @@ impl QpCore {
         self.send.cq.nudge();
     }
 
+    /// The device says that the queue pair has failed. What has completed by now comes first, since it may say why (R6).
+    /// What does not come back flushed within the patience is ended by destroying the queue pair.
+    fn fail(self: &Arc<Self>, event: &'static str) {
+        self.send.cq.absorb_now();
+        self.recv.cq.absorb_now();
+        self.tie.cause.record(OpError::DeviceEvent { qp_num: self.tie.qp_num, event });
+        self.set_error();
+        self.end_queued();
+        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
+        self.send.cq.nudge();
+    }
+
     /// To the error state, without closing: what is queued or comes later ends with the reason that the rings know.
     pub(super) fn set_error(&self) {
         if let Some(Err(error)) = self.with_qp(provider::Qp::set_error) {
@@ -323,31 +349,34 @@ impl QpCore {
 
     /// Destroys the queue pair when it is closing and nothing of it is outstanding.
     fn try_finish(self: &Arc<Self>) {
-        let drained = |side: &Side| side.cq.ring.lock().is_drained(side.half);
         if self.tie.is_closing()
             && !self.finished.load(Ordering::Acquire)
-            && drained(&self.send)
-            && drained(&self.recv)
+            && self.is_drained()
             && !self.finished.swap(true, Ordering::AcqRel)
         {
-            self.destroy();
-            self.release(false);
+            self.destroy(|this| this.release(false));
         }
     }
 
+    /// Nothing of it is outstanding or queued.
+    pub(super) fn is_drained(&self) -> bool {
+        [&self.send, &self.recv].iter().all(|side| side.cq.ring.lock().is_drained(side.half))
+    }
+
     /// Destroys the queue pair now, with operations in flight. No device touches their buffers afterwards, so that
-    /// they end; completions of them that come later are stale.
+    /// they end; completions of them that come later are stale. A device whose destroy blocks is waited for elsewhere.
     pub(crate) fn kill(self: &Arc<Self>, error: Option<OpError>) {
         self.tie.closing.store(true, Ordering::Release);
         if self.finished.swap(true, Ordering::AcqRel) {
             return;
         }
         self.set_error();
+        self.destroy(|this| this.killed(error));
+    }
+
+    /// The queue pair is destroyed: ends what was in flight.
+    fn killed(&self, error: Option<OpError>) {
         let mut fx = Fx::default();
-        {
-            let _posts = (self.send.post.lock(), self.recv.post.lock());
-            self.destroy();
-        }
         for side in [&self.send, &self.recv] {
             let mut ring = side.cq.ring.lock();
             let error = match &error {
@@ -367,11 +396,24 @@ impl QpCore {
         fx.fire();
     }
 
-    /// The one place where a queue pair is destroyed. Cheap on the soft provider; a device whose destroy blocks hands
-    /// it to the reaper here.
-    fn destroy(&self) {
-        let qp = self.qp.write().unwrap_or_else(|e| e.into_inner()).take();
-        drop(qp);
+    /// The one place where a queue pair is destroyed. `then` follows when it is: at once, or on the background thread
+    /// where the destruction blocks (R9).
+    ///
+    /// Posts find no queue pair from then on. One that comes just before is of an operation that is in its slot, and ends
+    /// with the others.
+    fn destroy(self: &Arc<Self>, then: impl FnOnce(&Self) + Send + 'static) {
+        let this = self.clone();
+        let finish = move || {
+            let qp = this.qp.write().unwrap_or_else(|e| e.into_inner()).take();
+            if let Some(qp) = qp {
+                qp.destroy();
+            }
+            then(&this);
+        };
+        match self.with_qp(provider::Qp::destroy_blocks) {
+            Some(true) => background::run(finish),
+            _ => finish(),
+        }
     }
 
     fn release(&self, linger: bool) {
@@ -389,6 +431,21 @@ impl QpCore {
     /// Waits until the queue pair is destroyed.
     pub(crate) async fn destroyed(&self) {
         self.destroyed.wait().await;
+    }
+}
+
+impl Affected for QpCore {
+    /// Not by a completion: what is posted may have to be flushed first, or may never complete.
+    fn harmed(self: Arc<Self>, harm: Harm) {
+        match harm {
+            Harm::Object { event, .. } => self.fail(event),
+            Harm::DeviceGone => {
+                let device = self.pd.device().provider().events().device();
+                let gone = OpError::DeviceGone { device };
+                self.tie.cause.record(gone.clone());
+                self.kill(Some(gone));
+            }
+        }
     }
 }
 

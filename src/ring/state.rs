@@ -373,6 +373,8 @@ impl<Q: Clone, B> Ring<Q, B> {
 fn refusal(tie: &Tie, gone: bool) -> Option<OpError> {
     if gone {
         Some(OpError::RuntimeGone)
+    } else if tie.cause.is_device_gone() {
+        Some(tie.cause.flushed(tie.qp_num))
     } else if tie.is_closing() {
         Some(OpError::Closed { qp_num: tie.qp_num })
     } else {

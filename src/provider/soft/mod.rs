@@ -49,6 +49,7 @@ pub(crate) use qp::SoftQp;
 
 use crate::device::{Capabilities, SoftConfig};
 use crate::error::DeviceError;
+use crate::provider::events::Events;
 
 /// A soft device: limits, an address, and the tables that its resources share.
 #[derive(Debug)]
@@ -59,6 +60,7 @@ pub(crate) struct SoftDevice {
     mrs: mr::MrTable,
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
+    events: Arc<Events>,
 }
 
 /// A protection domain: a number that keys and queue pairs must share.
@@ -79,11 +81,17 @@ impl SoftDevice {
             mrs: mr::MrTable::default(),
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),
+            events: Events::new(&format!("soft-{}", config.profile)),
         }))
     }
 
     pub(crate) fn capabilities(&self) -> &Capabilities {
         &self.caps
+    }
+
+    /// It has none of its own: its errors are completions.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
     }
 
     pub(crate) fn alloc_pd(self: &Arc<Self>) -> Result<Arc<SoftPd>, DeviceError> {

@@ -16,6 +16,7 @@ use super::tuning::{DOORBELL_BYTES, MIN_PEER_TIMEOUT};
 use super::tx::Tx;
 use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, lock};
 use crate::error::{PostError, QpError};
+use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState, RecvWr, WcStatus, WrChain};
 use crate::random::{random_psn, random_u64};
 
@@ -25,6 +26,7 @@ pub(crate) struct SoftQp {
     shared: Arc<QpShared>,
     channel: Arc<SoftChannel>,
     address: QpAddress,
+    id: ObjectId,
 }
 
 /// How a channel has to look after a queue pair.
@@ -179,7 +181,7 @@ impl SoftPd {
                 inner: Mutex::new(inner),
             })
         });
-        let qp = SoftQp { shared, channel: channel.clone(), address };
+        let qp = SoftQp { shared, channel: channel.clone(), address, id: ObjectId::next() };
         // From here on a failure drops `qp`, which undoes all of it.
         let registered = match &lock(&qp.shared.inner).link {
             Link::Listening(door) => channel.epoll().add_socket(door.fd(), qp.shared.token),
@@ -193,6 +195,10 @@ impl SoftPd {
 impl SoftQp {
     pub(crate) fn qp_num(&self) -> u32 {
         self.address.qp_num
+    }
+
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
     }
 
     pub(crate) fn address(&self) -> QpAddress {

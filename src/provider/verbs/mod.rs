@@ -11,6 +11,7 @@
 //!   device.rs   devices and ports               caps.rs    what they can do     gids.rs  a port's GID table
 //!   context.rs  contexts, protection domains    mr.rs      memory regions
 //!   cq.rs       channels, completion queues     qp.rs      queue pairs          post.rs  posting
+//!   events.rs   asynchronous events, removal
 //! ```
 //!
 //! Nothing outside of this directory calls libibverbs. What it does for memory safety is in two rules: an object
@@ -22,6 +23,7 @@ mod caps;
 mod context;
 mod cq;
 mod device;
+mod events;
 mod gids;
 mod load;
 mod map;

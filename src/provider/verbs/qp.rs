@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::calls::{check, object};
-use super::context::RawPd;
+use super::context::{RawPd, user_pointer};
 use super::cq::{RawCq, VerbsCq};
 use super::device::{Fabric, Port, VerbsDevice, VerbsPd};
 use super::map;
 use super::post::Scratch;
 use super::sys::*;
+use crate::background;
 use crate::error::QpError;
+use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
 use crate::random::random_psn;
 
@@ -28,6 +30,7 @@ const BITS_24: u32 = 0xff_ffff;
 /// A queue pair of libibverbs, with what it needs.
 pub(super) struct RawQp {
     raw: NonNull<ibv_qp>,
+    id: ObjectId,
     qp_num: u32,
     state: Arc<AtomicU8>,
     /// `ibv_modify_qp` writes to the object: one at a time.
@@ -35,6 +38,8 @@ pub(super) struct RawQp {
     pd: Arc<RawPd>,
     send_cq: Arc<RawCq>,
     recv_cq: Arc<RawCq>,
+    /// Its drop destroys it before it returns.
+    in_place: bool,
 }
 
 // SAFETY: libibverbs' calls on a queue pair may come from any thread; providers lock what posts touch, `modify`
@@ -51,8 +56,9 @@ impl RawQp {
         recv_cq: &Arc<RawCq>,
         init: QpInit,
     ) -> io::Result<Self> {
+        let id = ObjectId::next();
         let mut attr = ibv_qp_init_attr {
-            qp_context: std::ptr::null_mut(),
+            qp_context: user_pointer(id),
             send_cq: send_cq.raw(),
             recv_cq: recv_cq.raw(),
             srq: std::ptr::null_mut(),
@@ -72,12 +78,14 @@ impl RawQp {
         let qp_num = unsafe { raw.as_ref().qp_num };
         let this = Self {
             raw,
+            id,
             qp_num,
             state: Arc::new(AtomicU8::new(INIT)),
             modify: Mutex::new(()),
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            in_place: false,
         };
         for cq in [send_cq, recv_cq] {
             cq.watch(qp_num, &this.state);
@@ -168,11 +176,41 @@ impl RawQp {
 }
 
 impl Drop for RawQp {
+    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`].
     fn drop(&mut self) {
-        // SAFETY: created by `create`, destroyed only here.
-        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) }) {
+        let ended = EndedQp {
+            raw: self.raw,
+            qp_num: self.qp_num,
+            pd: self.pd.clone(),
+            cqs: [self.send_cq.clone(), self.recv_cq.clone()],
+        };
+        match self.in_place {
+            true => ended.destroy(),
+            false => background::run(move || ended.destroy()),
+        }
+    }
+}
+
+/// A queue pair that nobody uses any more.
+struct EndedQp {
+    raw: NonNull<ibv_qp>,
+    qp_num: u32,
+    pd: Arc<RawPd>,
+    cqs: [Arc<RawCq>; 2],
+}
+
+// SAFETY: the object is only passed to `ibv_destroy_qp`, by its owner, which may be any thread.
+unsafe impl Send for EndedQp {}
+
+impl EndedQp {
+    fn destroy(self) {
+        // SAFETY: created by `RawQp::create`, destroyed only here.
+        let destroyed = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw.as_ptr()) });
+        if let Err(error) = destroyed
+            && !self.pd.context.took(&error)
+        {
             tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone()));
+            std::mem::forget((self.pd, self.cqs));
         }
     }
 }
@@ -220,6 +258,15 @@ impl VerbsPd {
 }
 
 impl VerbsQp {
+    pub(crate) fn id(&self) -> ObjectId {
+        self.raw.id
+    }
+
+    /// Blocks until the driver has let go.
+    pub(crate) fn destroy(mut self) {
+        self.raw.in_place = true;
+    }
+
     pub(crate) fn qp_num(&self) -> u32 {
         self.raw.qp_num
     }
