@@ -117,7 +117,9 @@ pub enum DeviceError {
         fix: String,
     },
     /// The device was taken away, or has failed as a whole.
-    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
     DeviceGone {
         /// The device.
         device: std::sync::Arc<str>,
@@ -191,7 +193,9 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// The device was taken away, or has failed as a whole.
-    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
     DeviceGone {
         /// The device.
         device: std::sync::Arc<str>,
@@ -275,7 +279,9 @@ pub enum QpError {
         source: io::Error,
     },
     /// The device was taken away, or has failed as a whole.
-    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
     DeviceGone {
         /// The device.
         device: std::sync::Arc<str>,
@@ -389,7 +395,9 @@ pub enum OpError {
         event: &'static str,
     },
     /// The device was taken away, or has failed as a whole.
-    #[error("{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again")]
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
     DeviceGone {
         /// The device.
         device: std::sync::Arc<str>,

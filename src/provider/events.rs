@@ -45,13 +45,32 @@ impl ObjectId {
 /// An event of a device. `name` is what libibverbs calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AsyncEvent {
-    PortDown { port: u8 },
-    PortActive { port: u8 },
-    PortChanged { port: u8, name: &'static str },
-    QpFailed { id: Option<ObjectId>, qp_num: u32, name: &'static str },
-    LastWqe { qp_num: u32 },
-    CqFailed { id: Option<ObjectId>, name: &'static str },
-    SrqFailed { id: Option<ObjectId>, name: &'static str },
+    PortDown {
+        port: u8,
+    },
+    PortActive {
+        port: u8,
+    },
+    PortChanged {
+        port: u8,
+        name: &'static str,
+    },
+    QpFailed {
+        id: Option<ObjectId>,
+        qp_num: u32,
+        name: &'static str,
+    },
+    LastWqe {
+        qp_num: u32,
+    },
+    CqFailed {
+        id: Option<ObjectId>,
+        name: &'static str,
+    },
+    SrqFailed {
+        id: Option<ObjectId>,
+        name: &'static str,
+    },
     SrqLimit,
     /// The device has failed as a whole, and with it all that it had.
     DeviceFatal,
@@ -126,7 +145,11 @@ impl Events {
 
     /// Has `owner` told of what happens to `id` and to the device, until the result is dropped. At once, when the
     /// device is gone already.
-    pub(crate) fn enrol(self: &Arc<Self>, ids: Vec<ObjectId>, owner: &Arc<impl Affected + 'static>) -> Enrolled {
+    pub(crate) fn enrol(
+        self: &Arc<Self>,
+        ids: Vec<ObjectId>,
+        owner: &Arc<impl Affected + 'static>,
+    ) -> Enrolled {
         {
             let mut known = self.known.lock();
             for &id in &ids {

@@ -6,8 +6,8 @@
 //! Locks, in the order in which they may be held: a side's `post` (send before receive), `qp`, a ring.
 
 use std::fmt;
-use std::sync::{OnceLock, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{OnceLock, RwLock};
 use std::time::{Duration, Instant};
 
 use super::buffer::Buffer;

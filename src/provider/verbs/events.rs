@@ -202,7 +202,8 @@ mod tests {
     use super::*;
 
     fn announcement(action: &str, subsystem: &str, path: &str) -> Vec<u8> {
-        format!("{action}@{path}\0ACTION={action}\0DEVPATH={path}\0SUBSYSTEM={subsystem}\0SEQNUM=7\0").into_bytes()
+        format!("{action}@{path}\0ACTION={action}\0DEVPATH={path}\0SUBSYSTEM={subsystem}\0SEQNUM=7\0")
+            .into_bytes()
     }
 
     #[test]
