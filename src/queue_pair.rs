@@ -269,6 +269,11 @@ impl QueuePair {
         QpError::State { qp_num: self.qp_num(), state: "closed", wanted, fix: "create another queue pair" }
     }
 
+    #[cfg(test)]
+    pub(crate) fn event_id(&self) -> crate::provider::events::ObjectId {
+        self.core.with_qp(provider::Qp::id).expect("it is not closed")
+    }
+
     /// What failed first on this queue pair, once something has (R6).
     pub fn failure(&self) -> Option<OpError> {
         self.core.tie.cause.get().map(|e| (**e).clone())

@@ -97,3 +97,6 @@ impl futures_core::Stream for DeviceEvents {
         self.listener.poll(cx)
     }
 }
+
+#[cfg(test)]
+mod tests;

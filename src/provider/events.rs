@@ -215,6 +215,13 @@ impl Events {
     }
 }
 
+#[cfg(test)]
+impl Events {
+    pub(crate) fn enrolled(&self) -> Vec<ObjectId> {
+        self.known.lock().objects.keys().copied().collect()
+    }
+}
+
 /// An owner's place among those who are told.
 #[derive(Debug)]
 pub(crate) struct Enrolled {

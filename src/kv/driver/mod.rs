@@ -245,10 +245,7 @@ impl KvDriver {
         if !destroy.is_empty()
             && let Some(this) = self.me.upgrade()
         {
-            background::run(move || {
-                destroy.into_iter().for_each(provider::Qp::destroy);
-                this.locked(|inner, after| inner.destroyed(Instant::now(), after));
-            });
+            background::run(move || this.destroy(destroy));
         }
         // What must not be lost comes before what is the user's code. Who is woken finds the blocks in their pool.
         if let Some(ledger) = ledger {
@@ -261,6 +258,12 @@ impl KvDriver {
         wakers.into_iter().for_each(Waker::wake);
         drop(replaced);
         out
+    }
+
+    /// Destroys its queue pairs, and ends. Blocks.
+    fn destroy(&self, queue_pairs: Vec<provider::Qp>) {
+        queue_pairs.into_iter().for_each(provider::Qp::destroy);
+        self.locked(|inner, after| inner.destroyed(Instant::now(), after));
     }
 
     /// Polls `ready` under the lock; while it has nothing, drives for up to the spin budget, then leaves the waker.
