@@ -5,14 +5,18 @@
 //!
 //! ```text
 //!   any_device       all
+//!   lab_events       all, in the lab: the devices themselves are taken away
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
+//!   oob_removal      the same, in the lab
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
 mod any_device;
 mod cm_only;
 mod harness;
+mod lab_events;
 mod oob_failures;
 mod oob_kv;
 mod oob_queue_pairs;
+mod oob_removal;
