@@ -66,15 +66,17 @@ fn r3_a_port_that_goes_down_is_told_and_one_that_comes_back() {
             ("down", DeviceEvent::PortDown { port: 1 }),
             ("up", DeviceEvent::PortActive { port: 1 }),
             ("down", DeviceEvent::PortDown { port: 1 }),
+            ("up", DeviceEvent::PortActive { port: 1 }),
         ] {
             assert!(Lab::command(&format!("ip link set {interface} {word}")).wait().unwrap().success());
             told(wanted).await;
         }
-        // It is still the same device.
+        // It is still the same device. (siw flushes the queue pairs that it finds some time after a port went down.)
         let side = Side::of(&device, 16, Default::default());
         let recv = side.qp.recv(());
         side.qp.close().await;
-        assert!(matches!(recv.await.0, Err(OpError::Closed { .. })));
+        let error = recv.await.0.unwrap_err();
+        assert!(!is_gone(&error), "{error}");
     });
 }
 
