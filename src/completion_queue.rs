@@ -62,6 +62,9 @@ impl Drop for Handle {
 impl CompletionQueue {
     /// Creates a queue and starts its driver task on the current runtime, which needs I/O and time enabled.
     ///
+    /// It asks the driver, which takes microseconds, or milliseconds on a busy device: where a worker must not wait for
+    /// that, call it in `spawn_blocking`.
+    ///
     /// # Errors
     /// [`DeviceError::Limit`] for a capacity of zero or above the device's, [`DeviceError::NoRuntime`],
     /// [`DeviceError::DeviceGone`], and [`DeviceError::Os`].

@@ -251,6 +251,16 @@ pub enum QpError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The device lacks the feature.
+    #[error("{what} is not supported by {device}; {fix}")]
+    Unsupported {
+        /// The feature.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// How to proceed.
+        fix: &'static str,
+    },
     /// The queue pairs of the two sides do not go together.
     #[error("{what} is {ours} here and {theirs} at the peer; {fix}")]
     Mismatch {
@@ -286,6 +296,9 @@ pub enum QpError {
         /// The device.
         device: std::sync::Arc<str>,
     },
+    /// The shared receive queue takes no more queue pairs.
+    #[error("the shared receive queue is closed; create another one")]
+    SrqClosed,
     /// The completion queue takes no more queue pairs.
     #[error("the completion queue is closed, or its runtime is gone; create another one")]
     CqClosed,
@@ -344,6 +357,9 @@ pub enum OpError {
         /// The queue pair.
         qp_num: u32,
     },
+    /// The shared receive queue was closed or dropped, and the last queue pair that received by it is gone.
+    #[error("the shared receive queue was closed")]
+    SrqClosed,
     /// The local queue is at its limit (non-waiting calls only).
     #[error(
         "the {queue} queue of queue pair {qp_num} is full ({depth} outstanding); await, or use the waiting call"

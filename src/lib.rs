@@ -99,6 +99,7 @@ mod provider;
 mod queue_pair;
 mod random;
 mod reactor;
+mod shared_receive_queue;
 mod sync;
 mod wire;
 

@@ -316,6 +316,15 @@ pub(crate) enum Qp {
     Verbs(verbs::VerbsQp),
 }
 
+/// A shared receive queue: receives for several queue pairs, which keep it. It is destroyed after the last of them;
+/// what it holds then never completes.
+#[derive(Debug)]
+pub(crate) enum Srq {
+    Soft(Arc<soft::SoftSrq>),
+    #[cfg(feature = "verbs")]
+    Verbs(Arc<verbs::VerbsSrq>),
+}
+
 impl Device {
     pub(crate) fn capabilities(&self) -> &Capabilities {
         match self {
@@ -395,6 +404,75 @@ impl Pd {
             (Self::Verbs(pd), Cq::Verbs(s), Cq::Verbs(r)) => Ok(Qp::Verbs(pd.create_qp(s, r, init)?)),
             #[cfg(feature = "verbs")]
             _ => Err(QpError::ForeignResource { what: "a completion queue and a protection domain" }),
+        }
+    }
+}
+
+impl Pd {
+    /// Creates a shared receive queue of `depth` receives with one element each.
+    pub(crate) fn create_srq(&self, depth: u32) -> Result<Srq, QpError> {
+        match self {
+            Self::Soft(pd) => Ok(Srq::Soft(pd.create_srq(depth)?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(pd) => Ok(Srq::Verbs(pd.create_srq(depth)?)),
+        }
+    }
+
+    /// As [`create_qp`](Self::create_qp), with the receives of `srq`. `init` asks for none.
+    pub(crate) fn create_qp_on(
+        &self,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        init: QpInit,
+        srq: &Srq,
+    ) -> Result<Qp, QpError> {
+        match (self, send_cq, recv_cq, srq) {
+            (Self::Soft(pd), Cq::Soft(s), Cq::Soft(r), Srq::Soft(srq)) => {
+                Ok(Qp::Soft(pd.create_qp_on(s, r, init, Some(srq))?))
+            }
+            #[cfg(feature = "verbs")]
+            (Self::Verbs(pd), Cq::Verbs(s), Cq::Verbs(r), Srq::Verbs(srq)) => {
+                Ok(Qp::Verbs(pd.create_qp_on(s, r, init, Some(srq))?))
+            }
+            #[cfg(feature = "verbs")]
+            _ => Err(QpError::ForeignResource { what: "a shared receive queue and a protection domain" }),
+        }
+    }
+}
+
+impl Srq {
+    /// The queue in its device's events.
+    pub(crate) fn id(&self) -> ObjectId {
+        match self {
+            Self::Soft(s) => s.id(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(s) => s.id(),
+        }
+    }
+
+    pub(crate) fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
+        match self {
+            Self::Soft(s) => s.post_recv(wrs),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(s) => s.post_recv(wrs),
+        }
+    }
+
+    /// As [`Qp::destroy_blocks`].
+    pub(crate) fn destroy_blocks(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
+    /// Destroys the queue, when no queue pair keeps it: no device touches the memory of what it held when this returns.
+    pub(crate) fn destroy(self) {
+        match self {
+            Self::Soft(s) => drop(s),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(s) => verbs::VerbsSrq::destroy(s),
         }
     }
 }

@@ -379,8 +379,13 @@ impl Drive for CqCore {
             ring.queue_pairs()
         };
         for qp in queue_pairs {
-            qp.set_error();
-            qp.end_queued();
+            if qp.receives_shared() {
+                // Nothing flushes the receives of a shared queue: they end with it, and it goes after these.
+                qp.kill(None);
+            } else {
+                qp.set_error();
+                qp.end_queued();
+            }
         }
         fx.fire();
     }

@@ -11,13 +11,14 @@
 //!   tx.rs       frames out
 //!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed
 //!   link.rs     sockets: listening, dialling, who the peer is
+//!   srq.rs      shared receive queues
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //! ```
 //!
 //! Profiles are data: limits, and whether `sq.rs` picks the next segment in order or at random.
 //!
-//! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
-//! regions, the numbers. Nothing is called back under a lock.
+//! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, a shared receive
+//! queue, the table of regions, the numbers. Nothing is called back under a lock.
 
 mod channel;
 mod check;
@@ -31,6 +32,7 @@ mod rng;
 mod rx;
 mod service;
 mod sq;
+mod srq;
 mod sys;
 mod tuning;
 mod tx;
@@ -46,6 +48,7 @@ pub(crate) use channel::SoftChannel;
 pub(crate) use cq::SoftCq;
 pub(crate) use mr::SoftMr;
 pub(crate) use qp::SoftQp;
+pub(crate) use srq::SoftSrq;
 
 use crate::device::{Capabilities, SoftConfig};
 use crate::error::DeviceError;

@@ -42,7 +42,7 @@ impl Scratch {
         first
     }
 
-    fn link_recvs(&mut self, wrs: &[RecvWr]) -> *mut ibv_recv_wr {
+    pub(super) fn link_recvs(&mut self, wrs: &[RecvWr]) -> *mut ibv_recv_wr {
         self.sges.clear();
         // One element a request, so that indices agree; not used where there is none.
         let none = ibv_sge { addr: 0, length: 0, lkey: 0 };
@@ -99,7 +99,7 @@ fn send(wr: &SendWr, sges: *mut ibv_sge) -> ibv_send_wr {
 }
 
 /// Where `bad` is in the array at `first`. `None` for a pointer that is not into it.
-fn index_of<T>(first: *const T, len: usize, bad: *const T) -> Option<usize> {
+pub(super) fn index_of<T>(first: *const T, len: usize, bad: *const T) -> Option<usize> {
     let offset = bad.addr().checked_sub(first.addr())?;
     let index = offset / size_of::<T>();
     (offset % size_of::<T>() == 0 && index < len).then_some(index)

@@ -12,6 +12,7 @@ use super::cq::{RawCq, VerbsCq};
 use super::device::{Fabric, Port, VerbsDevice, VerbsPd};
 use super::map;
 use super::post::Scratch;
+use super::srq::VerbsSrq;
 use super::sys::*;
 use crate::background;
 use crate::error::QpError;
@@ -38,6 +39,7 @@ pub(super) struct RawQp {
     pd: Arc<RawPd>,
     send_cq: Arc<RawCq>,
     recv_cq: Arc<RawCq>,
+    srq: Option<Arc<VerbsSrq>>,
     /// Its drop destroys it before it returns.
     in_place: bool,
 }
@@ -56,12 +58,23 @@ impl RawQp {
         recv_cq: &Arc<RawCq>,
         init: QpInit,
     ) -> io::Result<Self> {
+        Self::create_on(pd, send_cq, recv_cq, init, None)
+    }
+
+    /// The same, with the receives of `srq`.
+    fn create_on(
+        pd: &Arc<RawPd>,
+        send_cq: &Arc<RawCq>,
+        recv_cq: &Arc<RawCq>,
+        init: QpInit,
+        srq: Option<&Arc<VerbsSrq>>,
+    ) -> io::Result<Self> {
         let id = ObjectId::next();
         let mut attr = ibv_qp_init_attr {
             qp_context: user_pointer(id),
             send_cq: send_cq.raw(),
             recv_cq: recv_cq.raw(),
-            srq: std::ptr::null_mut(),
+            srq: srq.map_or(std::ptr::null_mut(), |srq| srq.raw()),
             cap: ibv_qp_cap {
                 max_send_wr: init.max_send_wr,
                 max_recv_wr: init.max_recv_wr,
@@ -72,7 +85,7 @@ impl RawQp {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queues are live, and the `Arc`s below keep them so until the queue pair is destroyed.
+        // SAFETY: domain and queues are live and of one context, and the `Arc`s below keep them so until the queue pair is destroyed.
         let raw = object(unsafe { pd.context.lib.ibv_create_qp(pd.raw(), &mut attr) })?;
         // SAFETY: a queue pair that was created just now.
         let qp_num = unsafe { raw.as_ref().qp_num };
@@ -85,6 +98,7 @@ impl RawQp {
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            srq: srq.cloned(),
             in_place: false,
         };
         for cq in [send_cq, recv_cq] {
@@ -183,6 +197,7 @@ impl Drop for RawQp {
             qp_num: self.qp_num,
             pd: self.pd.clone(),
             cqs: [self.send_cq.clone(), self.recv_cq.clone()],
+            srq: self.srq.take(),
         };
         match self.in_place {
             true => ended.destroy(),
@@ -197,6 +212,7 @@ struct EndedQp {
     qp_num: u32,
     pd: Arc<RawPd>,
     cqs: [Arc<RawCq>; 2],
+    srq: Option<Arc<VerbsSrq>>,
 }
 
 // SAFETY: the object is only passed to `ibv_destroy_qp`, by its owner, which may be any thread.
@@ -210,7 +226,7 @@ impl EndedQp {
             && !self.pd.context.took(&error)
         {
             tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd, self.cqs));
+            std::mem::forget((self.pd, self.cqs, self.srq));
         }
     }
 }
@@ -243,6 +259,16 @@ impl VerbsPd {
         recv_cq: &VerbsCq,
         init: QpInit,
     ) -> Result<VerbsQp, QpError> {
+        self.create_qp_on(send_cq, recv_cq, init, None)
+    }
+
+    pub(crate) fn create_qp_on(
+        &self,
+        send_cq: &VerbsCq,
+        recv_cq: &VerbsCq,
+        init: QpInit,
+        srq: Option<&Arc<VerbsSrq>>,
+    ) -> Result<VerbsQp, QpError> {
         let ours = |cq: &VerbsCq| Arc::ptr_eq(&cq.raw.context, &self.raw.context);
         if !ours(send_cq) || !ours(recv_cq) {
             // Providers take the objects of a context for their own.
@@ -250,7 +276,7 @@ impl VerbsPd {
         }
         let os = |what| move |source| QpError::Os { what, source };
         let psn = random_psn().map_err(os("drawing a packet sequence number"))?;
-        let raw = RawQp::create(&self.raw, &send_cq.raw, &recv_cq.raw, init)
+        let raw = RawQp::create_on(&self.raw, &send_cq.raw, &recv_cq.raw, init, srq)
             .map_err(os("creating a queue pair"))?;
         raw.init(self.device.port().number).map_err(os("moving a queue pair to INIT"))?;
         Ok(VerbsQp { raw, scratch: Mutex::default(), device: self.device.clone(), psn })

@@ -25,7 +25,13 @@ fn counter() -> (std::sync::Arc<Count>, Waker) {
 }
 
 fn tie(generation: u32) -> Arc<Tie> {
-    Arc::new(Tie { qp_num: 7, generation, cause: FirstCause::new(), closing: AtomicBool::new(false) })
+    Arc::new(Tie {
+        qp_num: 7,
+        generation,
+        cause: FirstCause::new(),
+        closing: AtomicBool::new(false),
+        shared: false,
+    })
 }
 
 fn wr() -> Wr {
