@@ -5,9 +5,11 @@
 //!
 //! ```text
 //!   any_device       all
+//!   shared_receives  all, and partly in the lab
 //!   lab_events       all, in the lab: the devices themselves are taken away
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
+//!   oob_shared_…     the same, with shared receive queues
 //!   oob_removal      the same, in the lab
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
@@ -20,3 +22,5 @@ mod oob_failures;
 mod oob_kv;
 mod oob_queue_pairs;
 mod oob_removal;
+mod oob_shared_receives;
+mod shared_receives;
