@@ -288,6 +288,10 @@ impl VerbsQp {
         self.raw.id
     }
 
+    pub(super) fn fabric(&self) -> Fabric {
+        self.device.port().fabric
+    }
+
     /// Blocks until the driver has let go.
     pub(crate) fn destroy(mut self) {
         self.raw.in_place = true;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::calls::{self, check, object};
 use super::context::{RawPd, user_pointer};
-use super::device::VerbsPd;
+use super::device::{Fabric, VerbsPd};
 use super::post::{Scratch, index_of};
 use super::sys::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::background;
@@ -18,6 +18,7 @@ pub(crate) struct VerbsSrq {
     pd: Arc<RawPd>,
     raw: NonNull<ibv_srq>,
     id: ObjectId,
+    fabric: Fabric,
     scratch: Mutex<Scratch>,
     in_place: bool,
 }
@@ -42,7 +43,8 @@ impl VerbsPd {
         // SAFETY: the domain is live, and the `Arc` below keeps it so until the queue is destroyed.
         let raw = object(unsafe { self.raw.context.lib.ibv_create_srq(self.raw.raw(), &mut init) })
             .map_err(|source| QpError::Os { what: "creating a shared receive queue", source })?;
-        Ok(Arc::new(VerbsSrq { pd: self.raw.clone(), raw, id, scratch: Mutex::default(), in_place: false }))
+        let (pd, fabric) = (self.raw.clone(), self.device.port().fabric);
+        Ok(Arc::new(VerbsSrq { pd, raw, id, fabric, scratch: Mutex::default(), in_place: false }))
     }
 }
 
@@ -67,7 +69,7 @@ impl VerbsSrq {
             return Ok(());
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = scratch.link_recvs(wrs);
+        let first = scratch.link_recvs(wrs, self.fabric);
         // SAFETY: the queue is live; the list and its elements are in `scratch`, which is locked. Their memory is
         // registered and kept until they complete, or the queue is destroyed, by whoever built the list (R1).
         let refused = match unsafe { calls::post_srq_recv(self.raw(), first) } {
