@@ -69,7 +69,7 @@ impl Profile {
             active_mtu: 4096,
         };
         match self {
-            Self::Default => base,
+            Self::Default => Capabilities { max_srq: 1024, ..base },
             Self::ErdmaCompat => Capabilities {
                 max_qp_wr: 8192,
                 max_send_sge: 1,

@@ -6,10 +6,14 @@
 //!
 //! ```text
 //!   any_device       all; so do fork and raw, but for the tests that begin with oob_
+//!   shared_receives  all, and partly in the lab
+//!   lab_events       all, in the lab: the devices themselves are taken away
+//!   counters         all; its tests say oob_ or cm_only by themselves
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
 //!   oob_atomics      of these, the ones that have atomics
-//!   counters         all; its tests say oob_ or cm_only by themselves
+//!   oob_shared_…     the same, with shared receive queues
+//!   oob_removal      the same, in the lab
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
@@ -18,8 +22,12 @@ mod cm_only;
 mod counters;
 mod fork;
 mod harness;
+mod lab_events;
 mod oob_atomics;
 mod oob_failures;
 mod oob_kv;
 mod oob_queue_pairs;
+mod oob_removal;
+mod oob_shared_receives;
 mod raw;
+mod shared_receives;

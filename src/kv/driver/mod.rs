@@ -13,12 +13,13 @@ mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
+use crate::background;
 use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
@@ -31,7 +32,8 @@ use crate::kv::queues::Queue;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
 use crate::kv::waiting::Waiting;
-use crate::provider::{Cq, Cqe};
+use crate::provider::events::{Affected, Enrolled, Harm};
+use crate::provider::{self, Cq, Cqe};
 use crate::reactor::{Drive, DriverHandle, Step};
 
 pub use closed::{ChannelClosed, MessageError};
@@ -58,6 +60,10 @@ pub(crate) struct KvDriver {
     task: OnceLock<DriverHandle>,
     /// Called once when the channel has ended and its queue pairs are gone, with what must outlive it.
     on_end: Mutex<Option<OnEnd>>,
+    /// Itself, for the thread that destroys its queue pairs.
+    me: Weak<Self>,
+    /// Its place among those who hear of the device's events.
+    enrolled: OnceLock<Enrolled>,
 }
 
 pub(crate) type OnEnd = Box<dyn FnOnce(Ledger) + Send>;
@@ -92,6 +98,10 @@ enum State {
     /// Queue pairs are in the error state; their flushes are being counted.
     Draining {
         since: Instant,
+        cause: Cause,
+    },
+    /// The queue pairs are being destroyed, on a thread that waits for the driver.
+    Destroying {
         cause: Cause,
     },
     /// The queue pairs are destroyed.
@@ -132,6 +142,8 @@ struct After {
     blocks: Vec<Blocks>,
     sources: Vec<Arc<Blocks>>,
     ledger: Option<Ledger>,
+    /// Queue pairs whose destruction blocks.
+    destroy: Vec<provider::Qp>,
     nudge: bool,
 }
 
@@ -151,8 +163,11 @@ pub(crate) struct Parts {
     pub(crate) on_end: OnEnd,
 }
 impl KvDriver {
-    pub(crate) fn new(parts: Parts, runtime: Handle) -> Self {
-        Self {
+    pub(crate) fn new(parts: Parts, runtime: Handle) -> Arc<Self> {
+        let events = parts.pool.pd().device().provider().events().clone();
+        let ids = parts.queues.iter().filter_map(Queue::qp).map(provider::Qp::id);
+        let ids = ids.chain([parts.cq.id()]).collect();
+        let this = Arc::new_cyclic(|me| Self {
             inner: Mutex::new(Inner {
                 conn: Some(parts.conn),
                 queues: parts.queues,
@@ -181,7 +196,11 @@ impl KvDriver {
             runtime,
             task: OnceLock::new(),
             on_end: Mutex::new(Some(parts.on_end)),
-        }
+            me: me.clone(),
+            enrolled: OnceLock::new(),
+        });
+        let _ = this.enrolled.set(events.enrol(ids, &this));
+        this
     }
 
     /// The task that drives this, once it has been started.
@@ -219,9 +238,15 @@ impl KvDriver {
             }
             out
         };
-        let After { wakers, replaced, blocks, sources, ledger, nudge } = after;
+        let After { wakers, replaced, blocks, sources, ledger, destroy, nudge } = after;
         if nudge {
             self.nudge();
+        }
+        // Whoever calls holds an `Arc` of it.
+        if !destroy.is_empty()
+            && let Some(this) = self.me.upgrade()
+        {
+            background::run(move || this.destroy(destroy));
         }
         // What must not be lost comes before what is the user's code. Who is woken finds the blocks in their pool.
         if let Some(ledger) = ledger {
@@ -234,6 +259,12 @@ impl KvDriver {
         wakers.into_iter().for_each(Waker::wake);
         drop(replaced);
         out
+    }
+
+    /// Destroys its queue pairs, and ends. Blocks.
+    fn destroy(&self, queue_pairs: Vec<provider::Qp>) {
+        queue_pairs.into_iter().for_each(provider::Qp::destroy);
+        self.locked(|inner, after| inner.destroyed(Instant::now(), after));
     }
 
     /// Polls `ready` under the lock; while it has nothing, drives for up to the spin budget, then leaves the waker.
@@ -315,6 +346,25 @@ impl KvDriver {
             carried.messages_received += report.received;
         }
         carried
+    }
+}
+
+impl Affected for KvDriver {
+    fn harmed(self: Arc<Self>, harm: Harm) {
+        let now = Instant::now();
+        self.locked(|inner, after| match harm {
+            Harm::Object { event, .. } => {
+                // What has completed by now may say why.
+                inner.poll_once(now, after);
+                inner.fail(Cause::Transport, &format!("the device reported {event}"), now, after);
+            }
+            // Nothing may complete any more.
+            Harm::DeviceGone => {
+                inner.fail(Cause::DeviceGone, "", now, after);
+                inner.end(now, after);
+            }
+        });
+        self.nudge();
     }
 }
 

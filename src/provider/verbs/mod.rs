@@ -11,6 +11,7 @@
 //!   device.rs   devices and ports               caps.rs    what they can do     gids.rs  a port's GID table
 //!   context.rs  contexts, protection domains    mr.rs      memory regions
 //!   cq.rs       channels, completion queues     qp.rs      queue pairs          post.rs  posting
+//!   events.rs   asynchronous events, removal  srq.rs     shared receive queues
 //! ```
 //!
 //! Nothing outside of this directory calls libibverbs. What it does for memory safety is in two rules: an object
@@ -22,12 +23,14 @@ mod caps;
 mod context;
 mod cq;
 mod device;
+mod events;
 mod gids;
 mod load;
 mod map;
 mod mr;
 mod post;
 mod qp;
+mod srq;
 #[allow(
     clippy::all,
     clippy::undocumented_unsafe_blocks,
@@ -56,3 +59,4 @@ pub(crate) use cq::{VerbsChannel, VerbsCq};
 pub(crate) use device::{Fabric, VerbsDevice, VerbsPd, kernel_has, names};
 pub(crate) use mr::VerbsMr;
 pub(crate) use qp::VerbsQp;
+pub(crate) use srq::VerbsSrq;

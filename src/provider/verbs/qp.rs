@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::calls::{check, object};
-use super::context::RawPd;
+use super::context::{RawPd, user_pointer};
 use super::cq::{RawCq, VerbsCq};
 use super::device::{Fabric, Port, VerbsDevice, VerbsPd};
 use super::map;
 use super::post::Scratch;
+use super::srq::VerbsSrq;
 use super::sys::*;
+use crate::background;
 use crate::error::QpError;
+use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
 use crate::random::random_psn;
 
@@ -28,6 +31,7 @@ const BITS_24: u32 = 0xff_ffff;
 /// A queue pair of libibverbs, with what it needs.
 pub(super) struct RawQp {
     raw: NonNull<ibv_qp>,
+    id: ObjectId,
     qp_num: u32,
     state: Arc<AtomicU8>,
     /// `ibv_modify_qp` writes to the object: one at a time.
@@ -35,6 +39,9 @@ pub(super) struct RawQp {
     pd: Arc<RawPd>,
     send_cq: Arc<RawCq>,
     recv_cq: Arc<RawCq>,
+    srq: Option<Arc<VerbsSrq>>,
+    /// Its drop destroys it before it returns.
+    in_place: bool,
 }
 
 // SAFETY: libibverbs' calls on a queue pair may come from any thread; providers lock what posts touch, `modify`
@@ -51,11 +58,23 @@ impl RawQp {
         recv_cq: &Arc<RawCq>,
         init: QpInit,
     ) -> io::Result<Self> {
+        Self::create_on(pd, send_cq, recv_cq, init, None)
+    }
+
+    /// The same, with the receives of `srq`.
+    fn create_on(
+        pd: &Arc<RawPd>,
+        send_cq: &Arc<RawCq>,
+        recv_cq: &Arc<RawCq>,
+        init: QpInit,
+        srq: Option<&Arc<VerbsSrq>>,
+    ) -> io::Result<Self> {
+        let id = ObjectId::next();
         let mut attr = ibv_qp_init_attr {
-            qp_context: std::ptr::null_mut(),
+            qp_context: user_pointer(id),
             send_cq: send_cq.raw(),
             recv_cq: recv_cq.raw(),
-            srq: std::ptr::null_mut(),
+            srq: srq.map_or(std::ptr::null_mut(), |srq| srq.raw()),
             cap: ibv_qp_cap {
                 max_send_wr: init.max_send_wr,
                 max_recv_wr: init.max_recv_wr,
@@ -66,18 +85,21 @@ impl RawQp {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queues are live, and the `Arc`s below keep them so until the queue pair is destroyed.
+        // SAFETY: domain and queues are live and of one context, and the `Arc`s below keep them so until the queue pair is destroyed.
         let raw = object(unsafe { pd.context.lib.ibv_create_qp(pd.raw(), &mut attr) })?;
         // SAFETY: a queue pair that was created just now.
         let qp_num = unsafe { raw.as_ref().qp_num };
         let this = Self {
             raw,
+            id,
             qp_num,
             state: Arc::new(AtomicU8::new(INIT)),
             modify: Mutex::new(()),
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            srq: srq.cloned(),
+            in_place: false,
         };
         for cq in [send_cq, recv_cq] {
             cq.watch(qp_num, &this.state);
@@ -171,11 +193,43 @@ impl RawQp {
 }
 
 impl Drop for RawQp {
+    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`].
     fn drop(&mut self) {
-        // SAFETY: created by `create`, destroyed only here.
-        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) }) {
+        let ended = EndedQp {
+            raw: self.raw,
+            qp_num: self.qp_num,
+            pd: self.pd.clone(),
+            cqs: [self.send_cq.clone(), self.recv_cq.clone()],
+            srq: self.srq.take(),
+        };
+        match self.in_place {
+            true => ended.destroy(),
+            false => background::run(move || ended.destroy()),
+        }
+    }
+}
+
+/// A queue pair that nobody uses any more.
+struct EndedQp {
+    raw: NonNull<ibv_qp>,
+    qp_num: u32,
+    pd: Arc<RawPd>,
+    cqs: [Arc<RawCq>; 2],
+    srq: Option<Arc<VerbsSrq>>,
+}
+
+// SAFETY: the object is only passed to `ibv_destroy_qp`, by its owner, which may be any thread.
+unsafe impl Send for EndedQp {}
+
+impl EndedQp {
+    fn destroy(self) {
+        // SAFETY: created by `RawQp::create`, destroyed only here.
+        let destroyed = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw.as_ptr()) });
+        if let Err(error) = destroyed
+            && !self.pd.context.took(&error)
+        {
             tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone()));
+            std::mem::forget((self.pd, self.cqs, self.srq));
         }
     }
 }
@@ -208,6 +262,16 @@ impl VerbsPd {
         recv_cq: &VerbsCq,
         init: QpInit,
     ) -> Result<VerbsQp, QpError> {
+        self.create_qp_on(send_cq, recv_cq, init, None)
+    }
+
+    pub(crate) fn create_qp_on(
+        &self,
+        send_cq: &VerbsCq,
+        recv_cq: &VerbsCq,
+        init: QpInit,
+        srq: Option<&Arc<VerbsSrq>>,
+    ) -> Result<VerbsQp, QpError> {
         let ours = |cq: &VerbsCq| Arc::ptr_eq(&cq.raw.context, &self.raw.context);
         if !ours(send_cq) || !ours(recv_cq) {
             // Providers take the objects of a context for their own.
@@ -215,7 +279,7 @@ impl VerbsPd {
         }
         let os = |what| move |source| QpError::Os { what, source };
         let psn = random_psn().map_err(os("drawing a packet sequence number"))?;
-        let raw = RawQp::create(&self.raw, &send_cq.raw, &recv_cq.raw, init)
+        let raw = RawQp::create_on(&self.raw, &send_cq.raw, &recv_cq.raw, init, srq)
             .map_err(os("creating a queue pair"))?;
         let atomics = self.device.capabilities().atomics;
         raw.init(self.device.port().number, atomics).map_err(os("moving a queue pair to INIT"))?;
@@ -224,6 +288,19 @@ impl VerbsPd {
 }
 
 impl VerbsQp {
+    pub(crate) fn id(&self) -> ObjectId {
+        self.raw.id
+    }
+
+    pub(super) fn fabric(&self) -> Fabric {
+        self.device.port().fabric
+    }
+
+    /// Blocks until the driver has let go.
+    pub(crate) fn destroy(mut self) {
+        self.raw.in_place = true;
+    }
+
     pub(crate) fn qp_num(&self) -> u32 {
         self.raw.qp_num
     }
