@@ -87,6 +87,7 @@ impl Profile {
                 max_recv_sge: 1,
                 max_inline: 80,
                 max_msg_size: 0xffff_ffff,
+                max_srq: 1024,
                 immediate: false,
                 atomics: false,
                 oob: false,

@@ -87,7 +87,7 @@ fn r2_a_future_gets_its_result_and_its_buffer_once() {
     fx.fire();
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
     let (result, buf) = ring.poll_op(key, &waker, &mut fx).unwrap();
-    assert_eq!(result.unwrap(), Completed { opcode: Opcode::Write, bytes: 3, imm: None });
+    assert_eq!(result.unwrap(), Completed { opcode: Opcode::Write, bytes: 3, imm: None, qp_num: 0 });
     assert_eq!(buf.unwrap(), [9]);
 }
 
