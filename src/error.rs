@@ -363,6 +363,14 @@ pub enum OpError {
         #[source]
         cause: Option<std::sync::Arc<OpError>>,
     },
+    /// The connection manager's connection has ended: by this side, by the peer or its death, or with the device.
+    #[error(
+        "queue pair {qp_num}: disconnected; see which side ended the connection, and connect another queue pair"
+    )]
+    Disconnected {
+        /// The queue pair.
+        qp_num: u32,
+    },
     /// The queue pair was closed or dropped while the operation was outstanding.
     #[error("queue pair {qp_num} was closed")]
     Closed {

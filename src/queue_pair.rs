@@ -324,7 +324,11 @@ impl QueuePair {
         done.unwrap_or_else(|| Err(self.closed("connected")))
     }
 
-    fn closed(&self, wanted: &'static str) -> QpError {
+    pub(crate) fn core(&self) -> &Arc<QpCore> {
+        &self.core
+    }
+
+    pub(crate) fn closed(&self, wanted: &'static str) -> QpError {
         QpError::State { qp_num: self.qp_num(), state: "closed", wanted, fix: "create another queue pair" }
     }
 
@@ -336,11 +340,6 @@ impl QueuePair {
     /// What failed first on this queue pair, once something has (R6).
     pub fn failure(&self) -> Option<OpError> {
         self.core.tie.cause.get().map(|e| (**e).clone())
-    }
-
-    #[cfg(feature = "verbs")]
-    pub(crate) fn core(&self) -> &QpCore {
-        &self.core
     }
 
     // Operations.

@@ -30,9 +30,12 @@ impl Deadline {
 
     /// An equal share of the time left for each of `parts`.
     pub(crate) fn share(self, parts: usize) -> Instant {
-        let now = Instant::now();
-        let left = self.at.saturating_duration_since(now);
-        now + left / u32::try_from(parts.max(1)).unwrap_or(u32::MAX)
+        Instant::now() + self.left() / u32::try_from(parts.max(1)).unwrap_or(u32::MAX)
+    }
+
+    /// The time left.
+    pub(crate) fn left(self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
     }
 
     /// The error of a `stage` that reached this deadline.

@@ -23,6 +23,16 @@ pub enum Stage {
     Ready,
     /// The server's confirmation of it.
     ReadyAck,
+    /// RDMA_CM: finding the device and the link of an address.
+    Address,
+    /// RDMA_CM: finding the route to the peer.
+    Route,
+    /// The connection manager's request: sending it, or waiting for it.
+    Request,
+    /// The listening side's answer to a request.
+    Reply,
+    /// The last step of the connection manager: both sides know that the other is there.
+    Established,
 }
 
 impl fmt::Display for Stage {
@@ -35,6 +45,11 @@ impl fmt::Display for Stage {
             Self::HelloReply => "reply to the hello",
             Self::Ready => "ready",
             Self::ReadyAck => "confirmation of ready",
+            Self::Address => "address resolution",
+            Self::Route => "route resolution",
+            Self::Request => "connect request",
+            Self::Reply => "reply to the connect request",
+            Self::Established => "establishing the connection",
         })
     }
 }
@@ -240,6 +255,82 @@ pub enum ConnectError {
         /// What the peer says.
         what: String,
     },
+    /// Private data above what the connection manager's message holds.
+    #[error("{len} bytes of private data, {of} carries at most {limit}; send the rest over the connection")]
+    PrivateDataTooLong {
+        /// The message.
+        of: &'static str,
+        /// Bytes given.
+        len: usize,
+        /// The most that it carries.
+        limit: usize,
+    },
+    /// RDMA_CM finds no way to the address.
+    #[error(
+        "{stage}: {addr} cannot be reached from {device}; check the address, the link and the route to it"
+    )]
+    Unreachable {
+        /// What was asked.
+        stage: Stage,
+        /// The address.
+        addr: SocketAddr,
+        /// The device that was to be used.
+        device: String,
+        /// What RDMA_CM says.
+        #[source]
+        source: io::Error,
+    },
+    /// The address is of another device than the one that was opened, or the way to it leads over another one.
+    #[error(
+        "{addr} belongs to {found}, and not to {device}; use an address of {device}, or open the other device"
+    )]
+    OtherDevice {
+        /// A local address, or the one that was to be reached.
+        addr: SocketAddr,
+        /// The device that was to be used, with its port.
+        device: String,
+        /// Where RDMA_CM leads, with its port.
+        found: String,
+    },
+    /// No network interface of the device has an address from which the peer's could be reached.
+    #[error(
+        "{device} has no address of the family of {addr} to connect from; give its network interface one"
+    )]
+    NoLocalAddress {
+        /// The device.
+        device: String,
+        /// The address that was to be reached.
+        addr: SocketAddr,
+    },
+    /// RDMA_CM failed.
+    #[error("{stage}: {what} failed")]
+    Manager {
+        /// What was going on.
+        stage: Stage,
+        /// The call or the event.
+        what: &'static str,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+    /// The device was removed meanwhile.
+    #[error("{stage}: {device} was removed; open another device, or wait until it is back")]
+    DeviceRemoved {
+        /// What was going on.
+        stage: Stage,
+        /// The device.
+        device: String,
+    },
+    /// The listening side rejected the connect request.
+    #[error("{addr} rejected the connect request: {reason}")]
+    PeerRejected {
+        /// The address that was asked.
+        addr: SocketAddr,
+        /// What the connection manager says of the reason.
+        reason: String,
+        /// What the listening program said, padded with zeros or not; empty where it was not the program.
+        private_data: Vec<u8>,
+    },
     /// The peer refused with a code that this version does not know.
     #[error("the peer refused with code {code}: {text:?}; run one landfall version on both")]
     Rejected {
@@ -257,6 +348,9 @@ impl ConnectError {
             Self::Address { .. }
             | Self::AddrInUse { .. }
             | Self::Invalid { .. }
+            | Self::PrivateDataTooLong { .. }
+            | Self::OtherDevice { .. }
+            | Self::NoLocalAddress { .. }
             | Self::Resources { .. }
             | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }
@@ -271,9 +365,13 @@ impl ConnectError {
             | Self::DtypeMismatch { .. }
             | Self::Duplicate { .. }
             | Self::Unsupported { .. }
+            | Self::PeerRejected { .. }
             | Self::Rejected { .. } => Fault::Incompatible,
             Self::Io { source, .. } if is_exhaustion(source) => Fault::Local,
             Self::Resolve { .. }
+            | Self::Unreachable { .. }
+            | Self::Manager { .. }
+            | Self::DeviceRemoved { .. }
             | Self::Refused { .. }
             | Self::Timeout { .. }
             | Self::Io { .. }

@@ -28,6 +28,11 @@ pub(crate) enum Kind {
     Reject = 3,
     Ready = 4,
     ReadyAck = 5,
+    // Of the soft provider's connection manager.
+    CmRequest = 16,
+    CmReply = 17,
+    CmReject = 18,
+    CmReady = 19,
 }
 
 impl Kind {
@@ -38,6 +43,10 @@ impl Kind {
             3 => Self::Reject,
             4 => Self::Ready,
             5 => Self::ReadyAck,
+            16 => Self::CmRequest,
+            17 => Self::CmReply,
+            18 => Self::CmReject,
+            19 => Self::CmReady,
             _ => return None,
         })
     }
@@ -128,6 +137,16 @@ pub(crate) async fn read(
     stage: Stage,
     deadline: Deadline,
 ) -> Result<Frame, ConnectError> {
+    read_within(stream, MAX_BODY, stage, deadline).await
+}
+
+/// Reads one frame of at most `limit` bytes.
+pub(crate) async fn read_within(
+    stream: &mut (impl AsyncRead + Unpin),
+    limit: u32,
+    stage: Stage,
+    deadline: Deadline,
+) -> Result<Frame, ConnectError> {
     let mut head = [0u8; HEADER_LEN];
     let got = deadline.io(stage, read_up_to(stream, &mut head)).await?;
     if got < head.len() {
@@ -141,6 +160,9 @@ pub(crate) async fn read(
         return Err(ConnectError::Truncated { stage, got: got as u64, wanted: HEADER_LEN as u64 });
     }
     let header = Header::decode(&head, stage)?;
+    if header.len > limit {
+        return Err(ConnectError::TooLarge { stage, declared: header.len.into(), limit: limit.into() });
+    }
     let mut body = Vec::new();
     // `read_to_end` grows with what arrives.
     let got = deadline.io(stage, stream.take(header.len.into()).read_to_end(&mut body)).await?;

@@ -26,6 +26,7 @@ pub(crate) fn frame(data: &[u8]) {
             assert_eq!(Reject::decode(&again).as_ref(), Ok(&reject));
             let _ = (reject.clone().local_error().to_string(), reject.remote_error().to_string());
         }
-        Kind::Ready | Kind::ReadyAck => {}
+        Kind::CmRequest | Kind::CmReply | Kind::CmReject => super::cm::fuzz(header.kind, body),
+        Kind::Ready | Kind::ReadyAck | Kind::CmReady => {}
     }
 }

@@ -3,7 +3,7 @@
 //! Used through [`KvEndpoint::listen`](crate::kv::KvEndpoint::listen) and
 //! [`KvEndpoint::connect`](crate::kv::KvEndpoint::connect); what is public here is how it fails. Queue pairs of the
 //! [`ring`](crate::ring) are connected by an exchange of the user's own, see
-//! [`QpEndpoint`](crate::ring::QpEndpoint). There is no authentication yet.
+//! [`QpEndpoint`](crate::ring::QpEndpoint), or by the connection manager, see [`cm`]. There is no authentication yet.
 //!
 //! Out of band over TCP (`oob`): a listener and a dial, then four frames.
 //!
@@ -20,6 +20,7 @@
 //! (`kv::peers`), between the steps; so are the queue pairs built. Nothing here touches a provider.
 
 mod agree;
+pub mod cm;
 mod codec;
 mod deadline;
 mod error;

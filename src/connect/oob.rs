@@ -10,7 +10,7 @@ use tokio::time::timeout_at;
 
 use super::deadline::Deadline;
 use super::error::{ConnectError, Stage, is_exhaustion};
-use super::gate::Gate;
+use super::gate::{Gate, Ticket};
 use super::handshake::Incoming;
 
 /// First and longest pause after an accept that failed for want of descriptors or memory.
@@ -56,9 +56,15 @@ impl OobListener {
     /// cause is not an error of the listener. Run each handshake in a task of its own, so that a slow peer delays
     /// nobody. Cancel safe.
     pub(crate) async fn accept(&self, limit: Duration) -> Result<Incoming<TcpStream>, ConnectError> {
+        let (stream, peer, ticket) = self.accept_stream().await?;
+        Ok(Incoming::new(stream, peer, ticket, Deadline::after(limit)))
+    }
+
+    /// The next connection, with a place at the gate. Cancel safe.
+    pub(super) async fn accept_stream(&self) -> Result<(TcpStream, SocketAddr, Ticket), ConnectError> {
         self.gate.room().await;
         let (stream, peer) = self.accept_raw().await?;
-        Ok(Incoming::new(stream, peer, self.gate.enter(), Deadline::after(limit)))
+        Ok((stream, peer, self.gate.enter()))
     }
 
     async fn accept_raw(&self) -> Result<(TcpStream, SocketAddr), ConnectError> {

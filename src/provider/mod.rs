@@ -327,6 +327,21 @@ pub(crate) struct QpConnect {
     pub(crate) active: bool,
 }
 
+/// Attributes of a connection that the connection manager makes, as this side wants them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CmAttr {
+    /// READs that we may have outstanding, at most.
+    pub(crate) max_rd_atomic: u8,
+    /// READs of the peer that we serve, at most.
+    pub(crate) max_dest_rd_atomic: u8,
+    /// ACK time-out code: 4.096 µs × 2^timeout.
+    pub(crate) timeout: u8,
+    /// Never 7, which some drivers take as "for ever"; nor is `rnr_retry`.
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+}
+
 // Below, each enum has one variant a provider.
 
 #[derive(Clone, Debug)]

@@ -73,7 +73,7 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    pub(super) fn check(&self) -> Result<(), QpError> {
+    pub(crate) fn check(&self) -> Result<(), QpError> {
         let limits = [
             ("the ACK time-out code", self.timeout, 31),
             ("retry_cnt", self.retry_cnt, 6),

@@ -250,6 +250,17 @@ impl QpCore {
     }
 
     /// Whether an operation can be submitted here, by its kind and by what has become of the queue pair.
+    /// The connection manager has connected it. False when it was closed meanwhile.
+    pub(crate) fn set_connected(&self) -> bool {
+        if self.tie.is_closing() {
+            return false;
+        }
+        self.tie.cause.set_managed();
+        self.connected.store(true, Ordering::Release);
+        self.send.cq.nudge();
+        true
+    }
+
     pub(super) fn check_connected(&self, recv: bool) -> Result<(), OpError> {
         let qp_num = self.tie.qp_num;
         let not_here = |what, fix| Err(OpError::Refused { what, asked: 1, limit: 0, fix });

@@ -59,6 +59,21 @@ impl QpCore {
         self.send.cq.nudge();
     }
 
+    /// The connection manager's connection has ended: to the error state, so that what is outstanding ends too, with what
+    /// has failed first. Completions that came before are taken before.
+    pub(crate) fn disconnected(&self) {
+        if self.tie.is_closing() {
+            return;
+        }
+        self.send.cq.absorb_now();
+        self.recv.cq.absorb_now();
+        self.tie.cause.record(OpError::Disconnected { qp_num: self.tie.qp_num });
+        self.set_error();
+        self.end_queued();
+        self.send.cq.nudge();
+        self.recv.cq.nudge();
+    }
+
     /// To the error state, without closing: what is queued or comes later ends with the reason that the rings know.
     pub(super) fn set_error(&self) {
         if let Some(Err(error)) = self.with_qp(provider::Qp::set_error) {

@@ -3,6 +3,7 @@
 mod harness;
 
 mod atomics;
+mod b5_manager;
 mod cases;
 mod r1_ownership;
 mod r4_r5_limits;

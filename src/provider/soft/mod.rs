@@ -50,7 +50,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(crate) use channel::SoftChannel;
 pub(crate) use cq::SoftCq;
 pub(crate) use mr::SoftMr;
-pub(crate) use qp::SoftQp;
+pub(crate) use qp::{SoftCmQp, SoftQp};
 pub(crate) use srq::SoftSrq;
 
 use crate::device::{Capabilities, Profile, SoftConfig};

@@ -236,13 +236,12 @@ impl SoftQp {
                 source: io::Error::from_raw_os_error(libc::EINVAL),
             });
         }
-        self.bring_up(attr)
+        self.for_cm().connect(attr)
     }
 
-    /// INIT→RTR→RTS, also where only a connection manager may. Goes on as far as it can at once: on loopback a dial often
-    /// succeeds here.
-    pub(super) fn bring_up(&self, attr: &QpConnect) -> Result<(), QpError> {
-        self.shared.with(&self.channel, |qp| qp.connect(attr, &self.channel, self.shared.token))
+    /// The way in of the connection manager, which every profile has.
+    pub(crate) fn for_cm(&self) -> SoftCmQp {
+        SoftCmQp { shared: self.shared.clone(), channel: self.channel.clone(), address: self.address }
     }
 
     pub(crate) fn post_send(&self, chain: &WrChain) -> Result<(), PostError> {
@@ -280,6 +279,30 @@ impl SoftQp {
             qp.fail_and_close(None);
         });
         Ok(())
+    }
+}
+
+/// A queue pair as the connection manager holds it. One that was destroyed meanwhile is in the error state.
+#[derive(Debug)]
+pub(crate) struct SoftCmQp {
+    shared: Arc<QpShared>,
+    channel: Arc<SoftChannel>,
+    address: QpAddress,
+}
+
+impl SoftCmQp {
+    pub(crate) fn address(&self) -> QpAddress {
+        self.address
+    }
+
+    pub(crate) fn is_of(&self, device: &Arc<SoftDevice>) -> bool {
+        Arc::ptr_eq(&self.channel.device, device)
+    }
+
+    /// INIT→RTR→RTS, also where only a connection manager may. Goes on as far as it can at once: on loopback a dial often
+    /// succeeds here.
+    pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
+        self.shared.with(&self.channel, |qp| qp.connect(attr, &self.channel, self.shared.token))
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct Port {
 /// An opened device and its port.
 pub(crate) struct VerbsDevice {
     context: Arc<Context>,
-    name: String,
+    pub(super) name: String,
     caps: Capabilities,
     port: Port,
     vendor_id: u32,

@@ -11,7 +11,6 @@ use super::sys_cm::LibRdmacm;
 use crate::error::DeviceError;
 
 const IBVERBS: &str = "libibverbs.so.1";
-#[allow(dead_code)] // Consumer: the RDMA_CM bootstrap.
 const RDMACM: &str = "librdmacm.so.1";
 
 /// libibverbs, or [`DeviceError::Library`].
@@ -24,7 +23,6 @@ pub(super) fn ibverbs() -> Result<&'static LibIbverbs, DeviceError> {
 }
 
 /// librdmacm, or [`DeviceError::Library`].
-#[allow(dead_code)] // Consumer: the RDMA_CM bootstrap.
 pub(super) fn rdmacm() -> Result<&'static LibRdmacm, DeviceError> {
     static LOADED: OnceLock<Result<LibRdmacm, String>> = OnceLock::new();
     // Its devices are those of libibverbs.

@@ -12,14 +12,18 @@
 //!   context.rs  contexts, protection domains    mr.rs      memory regions
 //!   cq.rs       channels, completion queues     qp.rs      queue pairs          post.rs  posting
 //!   events.rs   asynchronous events, removal  srq.rs     shared receive queues
+//!   cm.rs       RDMA_CM's identifiers           cm_event.rs  its events        addresses.rs  of this host
 //! ```
 //!
 //! Nothing outside of this directory calls libibverbs. What it does for memory safety is in two rules: an object
 //! keeps alive what it needs (see `context.rs`), and requests are built by layers that keep their memory until they
 //! complete (R1).
 
+pub(crate) mod addresses;
 mod calls;
 mod caps;
+mod cm;
+mod cm_event;
 mod context;
 mod cq;
 mod device;
@@ -55,6 +59,8 @@ mod sys;
 )]
 mod sys_cm;
 
+pub(crate) use cm::{CmId, VerbsCmQp};
+pub(crate) use cm_event::{CmEvent, CmEventKind, reject_reason, status_error};
 pub(crate) use cq::{VerbsChannel, VerbsCq};
 pub(crate) use device::{Fabric, VerbsDevice, VerbsPd, kernel_has, names};
 pub(crate) use mr::VerbsMr;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::calls::{check, object};
 use super::context::{RawPd, user_pointer};
@@ -21,8 +21,8 @@ use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
 use crate::random::random_psn;
 
 // Where a queue pair stands, as far as this side knows.
-const INIT: u8 = 0;
-const RTS: u8 = 1;
+pub(super) const INIT: u8 = 0;
+pub(super) const RTS: u8 = 1;
 pub(super) const ERR: u8 = 2;
 
 /// A packet sequence number, and a queue pair's number, have 24 bits.
@@ -33,19 +33,28 @@ pub(super) struct RawQp {
     raw: NonNull<ibv_qp>,
     id: ObjectId,
     qp_num: u32,
-    state: Arc<AtomicU8>,
-    /// `ibv_modify_qp` writes to the object: one at a time.
-    modify: Mutex<()>,
+    pub(super) state: Arc<AtomicU8>,
+    /// `ibv_modify_qp` writes to the object: one at a time, and not after its end.
+    life: Mutex<Life>,
     pd: Arc<RawPd>,
     send_cq: Arc<RawCq>,
     recv_cq: Arc<RawCq>,
     srq: Option<Arc<VerbsSrq>>,
-    /// Its drop destroys it before it returns.
-    in_place: bool,
 }
 
-// SAFETY: libibverbs' calls on a queue pair may come from any thread; providers lock what posts touch, `modify`
-// orders the changes of state, and no call but the one in `drop` ends its life.
+/// Whether there is a queue pair, and who destroys it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Live,
+    /// RDMA_CM is connecting it by its number, in a call that may block.
+    Connecting,
+    /// Its owner has dropped it meanwhile: it is in ERR, and destroyed after that call.
+    Abandoned,
+    Destroyed,
+}
+
+// SAFETY: libibverbs' calls on a queue pair may come from any thread; providers lock what posts touch, `life`
+// orders the changes of state, and no call but the one in `destroy_now` ends its life.
 unsafe impl Send for RawQp {}
 // SAFETY: as above.
 unsafe impl Sync for RawQp {}
@@ -94,12 +103,11 @@ impl RawQp {
             id,
             qp_num,
             state: Arc::new(AtomicU8::new(INIT)),
-            modify: Mutex::new(()),
+            life: Mutex::new(Life::Live),
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
             srq: srq.cloned(),
-            in_place: false,
         };
         for cq in [send_cq, recv_cq] {
             cq.watch(qp_num, &this.state);
@@ -115,16 +123,95 @@ impl RawQp {
         self.qp_num
     }
 
-    fn modify(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
-        let _one = self.modify.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn modify(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
+        let life = self.life();
+        if matches!(*life, Life::Abandoned | Life::Destroyed) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.modify_now(attr, mask)
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Under the lock of a life that is not over.
+    fn modify_now(&self, attr: &mut ibv_qp_attr, mask: ibv_qp_attr_mask) -> io::Result<()> {
         // SAFETY: the queue pair is live, and nobody else modifies it.
         check(unsafe { self.pd.context.lib.ibv_modify_qp(self.raw(), attr, mask as c_int) })
     }
 
+    /// Under the lock of a life that is not over, which it ends.
+    fn destroy_now(&self, life: &mut Life) {
+        *life = Life::Destroyed;
+        // SAFETY: created by `create`, destroyed only here and once.
+        let destroyed = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) });
+        if let Err(error) = destroyed
+            && !self.pd.context.took(&error)
+        {
+            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
+            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone(), self.srq.clone()));
+        }
+    }
+
+    /// Calls RDMA_CM with the number of this queue pair, which stays its own for as long.
+    pub(super) fn while_live<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let life = self.life();
+        if *life != Life::Live {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        call()
+    }
+
+    /// As [`while_live`](Self::while_live), for iWARP's request, which may take long. The owner can drop the queue pair
+    /// meanwhile without waiting: one that is not connected yet, and is in ERR, is never connected.
+    pub(super) fn while_connecting<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        {
+            let mut life = self.life();
+            if *life != Life::Live {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            *life = Life::Connecting;
+        }
+        let done = call();
+        let mut life = self.life();
+        if *life == Life::Abandoned {
+            self.destroy_now(&mut life);
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        *life = Life::Live;
+        done
+    }
+
+    /// Its owner has ended it.
+    fn is_over(&self) -> bool {
+        matches!(*self.life(), Life::Abandoned | Life::Destroyed)
+    }
+
+    /// The owner's end of it. No device touches its memory any more when this returns.
+    fn destroy(&self) {
+        let mut life = self.life();
+        match *life {
+            Life::Live => self.destroy_now(&mut life),
+            Life::Connecting => {
+                *life = Life::Abandoned;
+                let _ = self.modify_now(&mut attributes(IBV_QPS_ERR), IBV_QP_STATE);
+                self.state.store(ERR, Ordering::Release);
+            }
+            Life::Abandoned | Life::Destroyed => {}
+        }
+    }
+
     /// RESET→INIT: receives can be posted from now on.
     pub(super) fn init(&self, port: u8, atomics: bool) -> io::Result<()> {
+        self.init_in(port, 0, atomics)
+    }
+
+    /// The same, and INIT→INIT, in a partition.
+    pub(super) fn init_in(&self, port: u8, pkey_index: u16, atomics: bool) -> io::Result<()> {
         let mut attr = attributes(IBV_QPS_INIT);
         attr.port_num = port;
+        attr.pkey_index = pkey_index;
         // What peers may do at most; each region's own flags decide.
         attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
         if atomics {
@@ -193,48 +280,12 @@ impl RawQp {
 }
 
 impl Drop for RawQp {
-    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`].
     fn drop(&mut self) {
-        let ended = EndedQp {
-            raw: self.raw,
-            qp_num: self.qp_num,
-            pd: self.pd.clone(),
-            cqs: [self.send_cq.clone(), self.recv_cq.clone()],
-            srq: self.srq.take(),
-        };
-        match self.in_place {
-            true => ended.destroy(),
-            false => background::run(move || ended.destroy()),
-        }
+        self.destroy();
     }
 }
 
-/// A queue pair that nobody uses any more.
-struct EndedQp {
-    raw: NonNull<ibv_qp>,
-    qp_num: u32,
-    pd: Arc<RawPd>,
-    cqs: [Arc<RawCq>; 2],
-    srq: Option<Arc<VerbsSrq>>,
-}
-
-// SAFETY: the object is only passed to `ibv_destroy_qp`, by its owner, which may be any thread.
-unsafe impl Send for EndedQp {}
-
-impl EndedQp {
-    fn destroy(self) {
-        // SAFETY: created by `RawQp::create`, destroyed only here.
-        let destroyed = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw.as_ptr()) });
-        if let Err(error) = destroyed
-            && !self.pd.context.took(&error)
-        {
-            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd, self.cqs, self.srq));
-        }
-    }
-}
-
-fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
+pub(super) fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
     // SAFETY: plain integers and a union of them, for which zero is a value.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attr.qp_state = state;
@@ -243,9 +294,10 @@ fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
 
 /// A reliable connected queue pair.
 pub(crate) struct VerbsQp {
-    pub(super) raw: RawQp,
+    /// Shared with the connection manager while that connects it.
+    pub(super) raw: Arc<RawQp>,
     pub(super) scratch: Mutex<Scratch>,
-    device: Arc<VerbsDevice>,
+    pub(super) device: Arc<VerbsDevice>,
     psn: u32,
 }
 
@@ -283,7 +335,18 @@ impl VerbsPd {
             .map_err(os("creating a queue pair"))?;
         let atomics = self.device.capabilities().atomics;
         raw.init(self.device.port().number, atomics).map_err(os("moving a queue pair to INIT"))?;
+        let raw = Arc::new(raw);
         Ok(VerbsQp { raw, scratch: Mutex::default(), device: self.device.clone(), psn })
+    }
+}
+
+impl Drop for VerbsQp {
+    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`].
+    fn drop(&mut self) {
+        if !self.raw.is_over() {
+            let raw = self.raw.clone();
+            background::run(move || raw.destroy());
+        }
     }
 }
 
@@ -297,8 +360,8 @@ impl VerbsQp {
     }
 
     /// Blocks until the driver has let go.
-    pub(crate) fn destroy(mut self) {
-        self.raw.in_place = true;
+    pub(crate) fn destroy(self) {
+        self.raw.destroy();
     }
 
     pub(crate) fn qp_num(&self) -> u32 {
@@ -378,6 +441,13 @@ impl VerbsQp {
                 _ => QpState::Init,
             },
         }
+    }
+}
+
+impl Drop for VerbsQp {
+    fn drop(&mut self) {
+        // The connection manager may still hold it.
+        self.raw.destroy();
     }
 }
 

@@ -243,6 +243,7 @@ fn outcome(tie: &Tie, cqe: &Cqe, wr: &Wr, gone: bool) -> Result<Completed, OpErr
         Ok(()) => Ok(completed(cqe, wr)),
         Err(_) if cqe.status == WcStatus::Flushed && gone => Err(OpError::RuntimeGone),
         Err(OpError::Flushed { cause: None, .. }) if tie.is_closing() => Err(tie.closed()),
+        Err(OpError::Flushed { cause: None, .. }) => Err(tie.cause.flushed_alone(tie.qp_num)),
         Err(error) => Err(error),
     }
 }

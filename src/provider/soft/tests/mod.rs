@@ -86,7 +86,7 @@ fn attributes(remote: &Qp, active: bool) -> QpConnect {
 /// By hand, also where a profile leaves that to a connection manager.
 fn bring_up(qp: &Qp, attr: &QpConnect) {
     match qp {
-        Qp::Soft(qp) => qp.bring_up(attr).unwrap(),
+        Qp::Soft(qp) => qp.for_cm().connect(attr).unwrap(),
         #[cfg(feature = "verbs")]
         Qp::Verbs(_) => unreachable!("these tests open soft devices"),
     }

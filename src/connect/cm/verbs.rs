@@ -1,0 +1,360 @@
+//! RDMA_CM as futures: each identifier's event channel is read by one waiter, until it would block (R3).
+//!
+//! ```text
+//!   client                                              server
+//!   bind a source, resolve address and route            bind, listen
+//!   connect                       ── request ──►        the request has an identifier of its own
+//!   INIT, RTR, RTS; establish     ◄── response ──       INIT, RTR, RTS; accept           InfiniBand, RoCE
+//!   (the driver moves the queue pair; established)      accept                           iWARP
+//! ```
+//!
+//! What may block runs on threads of its own (`thread.rs`). A future that is dropped leaves its identifier to such a
+//! thread, which destroys it: a request that was sent is withdrawn, one that came in is rejected, and a connection ends.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Mutex;
+
+use super::super::deadline::Deadline;
+use super::super::error::{ConnectError, Stage};
+use super::attr::{MAX_REJECT, foreign};
+use super::source;
+use super::thread;
+use super::verbs_error::{device_of, failed_bind, failed_call, failed_event};
+use crate::device::Device;
+use crate::provider::verbs::{CmEvent, CmEventKind, CmId, VerbsCmQp, VerbsDevice};
+use crate::provider::{self, CmAttr};
+
+/// Requests that wait to be taken, in the kernel.
+const BACKLOG: i32 = 128;
+/// What address and route resolution may take, within the deadline.
+const RESOLVE_MS: u128 = 10_000;
+
+/// An identifier, and its events.
+#[derive(Debug)]
+struct Events {
+    io: AsyncFd<Arc<CmId>>,
+}
+
+impl Events {
+    /// Needs a runtime.
+    fn new(id: CmId, stage: Stage) -> Result<Self, ConnectError> {
+        // SAFETY: an identifier has one descriptor, which stays open for as long as it lives; it lives in the `AsyncFd`.
+        let io = unsafe { AsyncFd::register_with_interest(Arc::new(id), Interest::READABLE) };
+        io.map(|io| Self { io }).map_err(|e| ConnectError::Manager {
+            stage,
+            what: "watching RDMA_CM's channel",
+            source: e.into(),
+        })
+    }
+
+    fn id(&self) -> &Arc<CmId> {
+        self.io.get_ref()
+    }
+
+    /// The next event. One waiter at a time; cancel safe.
+    async fn next(&self) -> io::Result<CmEvent> {
+        loop {
+            let mut ready = self.io.readable().await?;
+            // Readiness is kept while there are events, and cleared only by their absence.
+            match self.id().next_event()? {
+                Some(event) => return Ok(event),
+                None => ready.clear_ready(),
+            }
+        }
+    }
+
+    /// The next event that is of interest, within the deadline.
+    async fn expect(&self, stage: Stage, deadline: Deadline) -> Result<CmEvent, ConnectError> {
+        let next = async {
+            loop {
+                let event = self.next().await.map_err(|source| ConnectError::Manager {
+                    stage,
+                    what: "reading RDMA_CM's events",
+                    source,
+                })?;
+                if !matches!(event.kind, CmEventKind::Other(_)) {
+                    return Ok(event);
+                }
+            }
+        };
+        deadline.run(stage, next).await
+    }
+}
+
+fn verbs_device(device: &Device) -> Result<&VerbsDevice, ConnectError> {
+    match device.provider() {
+        provider::Device::Verbs(d) => Ok(d),
+        provider::Device::Soft(_) => Err(foreign()),
+    }
+}
+
+/// Listens with RDMA_CM.
+#[derive(Debug)]
+pub(crate) struct VerbsListener {
+    /// Locked by the one that waits.
+    events: Mutex<Events>,
+    device: Device,
+    local: SocketAddr,
+}
+
+impl VerbsListener {
+    pub(super) async fn bind(device: &Device, addr: SocketAddr) -> Result<Self, ConnectError> {
+        let ours = device.clone();
+        let id = thread::run(Stage::Listen, move || listen(&ours, addr)).await??;
+        let local = id.local_addr().unwrap_or(addr);
+        let events = Mutex::new(Events::new(id, Stage::Listen)?);
+        Ok(Self { events, device: device.clone(), local })
+    }
+
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    pub(super) async fn accept(&self) -> Result<VerbsRequest, ConnectError> {
+        let stage = Stage::Listen;
+        let events = self.events.lock().await;
+        loop {
+            let mut event = events.next().await.map_err(|source| ConnectError::Manager {
+                stage,
+                what: "reading RDMA_CM's events",
+                source,
+            })?;
+            match event.kind {
+                CmEventKind::ConnectRequest => {}
+                CmEventKind::DeviceRemoval => {
+                    return Err(ConnectError::DeviceRemoved { stage, device: self.device.name().to_owned() });
+                }
+                _ => continue,
+            }
+            // Without one it could not be taken, and was rejected.
+            let Some(id) = event.request.take() else { continue };
+            let (local, peer) = (id.local_addr(), id.peer_addr());
+            // On an unspecified address it may be another device's: dropping it rejects it.
+            let (Ok(()), Some(local), Some(peer)) = (device_of(&id, &self.device, self.local), local, peer)
+            else {
+                tracing::debug!("a connect request to another device is rejected");
+                continue;
+            };
+            let id = Events::new(id, stage)?;
+            return Ok(VerbsRequest { events: id, event, device: self.device.clone(), local, peer });
+        }
+    }
+}
+
+fn listen(device: &Device, addr: SocketAddr) -> Result<CmId, ConnectError> {
+    let stage = Stage::Listen;
+    let id = CmId::create().map_err(ConnectError::resources)?;
+    id.bind(addr).map_err(|e| failed_bind(e, addr, device))?;
+    if !addr.ip().is_unspecified() {
+        device_of(&id, device, addr)?;
+    }
+    match id.listen(BACKLOG) {
+        Ok(()) => Ok(id),
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => Err(ConnectError::AddrInUse { addr }),
+        Err(source) => Err(ConnectError::Manager { stage, what: "rdma_listen", source }),
+    }
+}
+
+/// A request that has come in, with an identifier of its own.
+#[derive(Debug)]
+pub(crate) struct VerbsRequest {
+    events: Events,
+    event: CmEvent,
+    device: Device,
+    local: SocketAddr,
+    peer: SocketAddr,
+}
+
+impl VerbsRequest {
+    pub(super) fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    pub(super) fn private_data(&self) -> &[u8] {
+        &self.event.private
+    }
+
+    pub(super) async fn accept(
+        self,
+        qp: VerbsCmQp,
+        attr: CmAttr,
+        private: &[u8],
+        deadline: Deadline,
+    ) -> Result<VerbsConnection, ConnectError> {
+        let Self { events, event, device, local, peer } = self;
+        if !qp.is_of(verbs_device(&device)?) {
+            return Err(foreign());
+        }
+        let stage = Stage::Reply;
+        let attr = attr.agreed(event.initiator_depth, event.responder_resources);
+        let (id, target, reply) = (events.id().clone(), qp.clone(), private.to_vec());
+        let accepting = thread::run(stage, move || {
+            target.check_new().map_err(ConnectError::resources)?;
+            id.set_ack_timeout(attr.timeout);
+            if !target.is_iwarp() {
+                target.ready(&id, &attr).map_err(ConnectError::resources)?;
+            }
+            let accepted = target.accept(&id, &attr, &reply);
+            accepted.map_err(|source| ConnectError::Manager { stage, what: "rdma_accept", source })
+        });
+        deadline.run(stage, async { accepting.await? }).await?;
+        let stage = Stage::Established;
+        let done = events.expect(stage, deadline).await?;
+        if done.kind != CmEventKind::Established {
+            return Err(failed_event(done, stage, peer, &device));
+        }
+        qp.connected();
+        Ok(VerbsConnection::new(events, local, peer, event.private))
+    }
+
+    pub(super) fn reject(self, private: &[u8]) {
+        let private = private[..private.len().min(MAX_REJECT)].to_vec();
+        let id = self.events.id().clone();
+        let rejected = thread::detach(move || {
+            if let Err(error) = id.reject(&private) {
+                tracing::debug!(%error, "a rejection may not have arrived");
+            }
+        });
+        if let Err(error) = rejected {
+            tracing::debug!(%error, "a request is rejected without its words");
+        }
+    }
+}
+
+pub(super) async fn connect(
+    device: &Device,
+    qp: VerbsCmQp,
+    to: SocketAddr,
+    attr: CmAttr,
+    private: &[u8],
+    deadline: Deadline,
+) -> Result<VerbsConnection, ConnectError> {
+    if !qp.is_of(verbs_device(device)?) {
+        return Err(foreign());
+    }
+    qp.check_new().map_err(ConnectError::resources)?;
+    let resolve_ms = deadline.left().as_millis().clamp(1, RESOLVE_MS) as i32;
+
+    let stage = Stage::Address;
+    let ours = device.clone();
+    let bound = thread::run(stage, move || {
+        let id = source::bound(&ours, to)?;
+        id.set_ack_timeout(attr.timeout);
+        id.resolve_addr(to, resolve_ms).map_err(|e| failed_call(e, "rdma_resolve_addr", stage, to, &ours))?;
+        Ok(id)
+    });
+    let events = Events::new(deadline.run(stage, async { bound.await? }).await?, stage)?;
+    wait_for(&events, CmEventKind::AddrResolved, stage, deadline, to, device).await?;
+    device_of(events.id(), device, to)?;
+
+    let stage = Stage::Route;
+    events
+        .id()
+        .resolve_route(resolve_ms)
+        .map_err(|e| failed_call(e, "rdma_resolve_route", stage, to, device))?;
+    wait_for(&events, CmEventKind::RouteResolved, stage, deadline, to, device).await?;
+
+    let stage = Stage::Request;
+    let (id, target, request) = (events.id().clone(), qp.clone(), private.to_vec());
+    let requested = thread::run(stage, move || target.request(&id, &attr, &request));
+    let requested = deadline.run(stage, requested).await?;
+    requested.map_err(|e| failed_call(e, "rdma_connect", stage, to, device))?;
+
+    let stage = Stage::Reply;
+    let reply = if qp.is_iwarp() {
+        wait_for(&events, CmEventKind::Established, stage, deadline, to, device).await?
+    } else {
+        let reply = wait_for(&events, CmEventKind::ConnectResponse, stage, deadline, to, device).await?;
+        let attr = attr.agreed(reply.initiator_depth, reply.responder_resources);
+        let stage = Stage::Established;
+        let (id, target) = (events.id().clone(), qp.clone());
+        let ready = thread::run(stage, move || {
+            target.ready(&id, &attr).map_err(ConnectError::resources)?;
+            id.establish().map_err(|source| ConnectError::Manager { stage, what: "rdma_establish", source })
+        });
+        deadline.run(stage, async { ready.await? }).await?;
+        reply
+    };
+    qp.connected();
+    let local = events.id().local_addr().unwrap_or(SocketAddr::new(IpAddr::from([0; 4]), 0));
+    Ok(VerbsConnection::new(events, local, to, reply.private))
+}
+
+/// The event that is the next step, or the error that another one is.
+async fn wait_for(
+    events: &Events,
+    kind: CmEventKind,
+    stage: Stage,
+    deadline: Deadline,
+    to: SocketAddr,
+    device: &Device,
+) -> Result<CmEvent, ConnectError> {
+    let event = events.expect(stage, deadline).await?;
+    if event.kind == kind { Ok(event) } else { Err(failed_event(event, stage, to, device)) }
+}
+
+/// An established connection: its identifier, which is destroyed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct VerbsConnection {
+    /// Locked by the one that waits.
+    events: Mutex<Events>,
+    id: Arc<CmId>,
+    over: AtomicBool,
+    local: SocketAddr,
+    peer: SocketAddr,
+    private: Vec<u8>,
+}
+
+impl VerbsConnection {
+    fn new(events: Events, local: SocketAddr, peer: SocketAddr, private: Vec<u8>) -> Self {
+        let id = events.id().clone();
+        Self { events: Mutex::new(events), id, over: AtomicBool::new(false), local, peer, private }
+    }
+
+    pub(super) fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    pub(super) fn private_data(&self) -> &[u8] {
+        &self.private
+    }
+
+    pub(super) async fn disconnected(&self) {
+        let events = self.events.lock().await;
+        while !self.over.load(Ordering::Acquire) {
+            match events.next().await.map(|event| event.kind) {
+                Ok(CmEventKind::Disconnected | CmEventKind::DeviceRemoval) | Err(_) => {
+                    self.over.store(true, Ordering::Release);
+                }
+                Ok(_) => {}
+            }
+        }
+    }
+
+    pub(super) fn disconnect(&self) {
+        let id = self.id.clone();
+        let call = |id: &CmId| {
+            // Fails when it has ended already.
+            if let Err(error) = id.disconnect() {
+                tracing::debug!(%error, "rdma_disconnect");
+            }
+        };
+        if thread::detach(move || call(&id)).is_err() {
+            call(&self.id);
+        }
+    }
+}
