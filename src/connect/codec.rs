@@ -22,6 +22,7 @@ mod tag {
     pub(super) const DEAD: u16 = 9;
     pub(super) const AUTH: u16 = 10;
     pub(super) const TRANSPORT: u16 = 11;
+    pub(super) const CM_PORT: u16 = 12;
 }
 
 // Bits of the capability field.
@@ -57,6 +58,11 @@ impl Hello {
         w.field(tag::CREDITS, |w| {
             w.u32(self.credits.data).u32(self.credits.control).u32(self.max_control);
         });
+        if self.cm_port != 0 {
+            w.field(tag::CM_PORT, |w| {
+                w.u16(self.cm_port);
+            });
+        }
         for qp in &self.qps {
             w.field(tag::QP, |w| {
                 w.u32(qp.qp_num).u32(qp.psn).u16(qp.lid).raw(&qp.gid).u16(qp.soft_port).u64(qp.soft_key);
@@ -94,6 +100,7 @@ impl Hello {
         let mut path = None;
         let mut caps = None;
         let mut credits = None;
+        let mut cm_port = None;
         let mut layout = None;
         let mut auth = None;
         let (mut qps, mut regions, mut dead) = (Vec::new(), Vec::new(), Vec::new());
@@ -109,6 +116,7 @@ impl Hello {
                 tag::PATH => once(&mut path, "path", (f.u32()?, f.u8()?))?,
                 tag::CAPS => once(&mut caps, "capabilities", (f.u32()?, f.u64()?))?,
                 tag::CREDITS => once(&mut credits, "credits", (f.u32()?, f.u32()?, f.u32()?))?,
+                tag::CM_PORT => once(&mut cm_port, "connection manager's port", f.u16()?)?,
                 tag::QP => qps.push(qp(&mut f)?),
                 tag::LAYOUT => once(&mut layout, "layout", layout_of(&mut f)?)?,
                 tag::REGION => regions.push(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? }),
@@ -128,6 +136,7 @@ impl Hello {
             transport: transport.ok_or(HelloError::Missing("transport"))?,
             connection_id: connection_id.ok_or(HelloError::Missing("connection id"))?,
             qps,
+            cm_port: cm_port.unwrap_or_default(),
             mtu,
             rd_atomic,
             caps: HelloCaps { ordered: on(ORDERED), immediate: on(IMMEDIATE), max_msg },
@@ -196,8 +205,15 @@ mod tests {
     fn b1_a_hello_round_trips() {
         let full = sample();
         assert_eq!(Hello::decode(full.epoch, &encoded(&full)).unwrap(), full);
-        let bare =
-            Hello { layout: None, regions: vec![], dead: vec![], auth: vec![], name: String::new(), ..full };
+        let bare = Hello {
+            cm_port: 0,
+            layout: None,
+            regions: vec![],
+            dead: vec![],
+            auth: vec![],
+            name: String::new(),
+            ..full
+        };
         assert_eq!(Hello::decode(bare.epoch, &encoded(&bare)).unwrap(), bare);
     }
 
@@ -214,7 +230,10 @@ mod tests {
         while let Some((t, mut f)) = r.field().unwrap() {
             Writer(&mut grown).field(t, |w| {
                 w.raw(f.take(f.remaining()).unwrap());
-                if matches!(t, tag::CREDITS | tag::QP | tag::REGION | tag::LAYOUT | tag::PATH | tag::CAPS) {
+                if matches!(
+                    t,
+                    tag::CREDITS | tag::QP | tag::REGION | tag::LAYOUT | tag::PATH | tag::CAPS | tag::CM_PORT
+                ) {
                     w.u32(77);
                 }
             });

@@ -205,6 +205,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Accepted<S> {
     }
 }
 
+/// The client's end of a stream that has served, so that the server's can follow.
+pub(crate) async fn part(mut stream: impl AsyncWrite + Unpin, deadline: Deadline) {
+    let ended = deadline.capped(LINGER).io(Stage::ReadyAck, stream.shutdown()).await;
+    if let Err(error) = ended {
+        // The server may have been quicker.
+        tracing::debug!(%error, "the end of a handshake");
+    }
+}
+
+/// The server's end of it: the client has it all when it has parted, or a second has passed.
+pub(crate) async fn see_off(stream: impl AsyncRead + Unpin, deadline: Deadline) {
+    let (mut rest, mut sink) = (stream.take(LINGER_BYTES), tokio::io::sink());
+    let ended = deadline.capped(LINGER).io(Stage::ReadyAck, tokio::io::copy(&mut rest, &mut sink)).await;
+    if let Err(error) = ended {
+        tracing::debug!(%error, "the end of a handshake");
+    }
+}
+
 /// What the peer would refuse is not sent.
 fn check_ours(hello: &Hello) -> Result<(), ConnectError> {
     hello.validate().map_err(|e| ConnectError::Invalid { what: e.to_string() })

@@ -84,6 +84,8 @@ pub(crate) struct Hello {
     /// Chosen at random by the client, repeated by the server.
     pub(crate) connection_id: u64,
     pub(crate) qps: Vec<QpAddress>,
+    /// Of a reply over a connection manager: the port on which the queue pairs' requests are awaited. 0 elsewhere.
+    pub(crate) cm_port: u16,
     /// The port's active MTU, bytes.
     pub(crate) mtu: u32,
     /// READs that a queue pair serves and may have outstanding.
@@ -194,6 +196,7 @@ pub(super) mod tests {
                     soft_key: u64::MAX,
                 })
                 .collect(),
+            cm_port: 4791,
             mtu: 1024,
             rd_atomic: 128,
             caps: HelloCaps { ordered: true, immediate: true, max_msg: 0xffff_ffff },

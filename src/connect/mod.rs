@@ -21,6 +21,7 @@
 
 mod agree;
 pub mod cm;
+mod cm_stream;
 mod codec;
 mod deadline;
 mod error;
@@ -30,6 +31,8 @@ pub(crate) mod fuzz;
 mod gate;
 mod handshake;
 mod hello;
+mod inband;
+mod lines;
 mod oob;
 mod reject;
 #[cfg(test)]
@@ -41,9 +44,11 @@ pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
 
 pub(crate) use self::{
     agree::{Agreed, agree, path_mtu},
+    cm_stream::{CmListener, Knock, dial_cm},
     deadline::Deadline,
-    handshake::{Expect, Incoming, client},
+    handshake::{Expect, Incoming, client, part, see_off},
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
+    lines::Lines,
     oob::{OobListener, dial},
     reject::Reject,
 };

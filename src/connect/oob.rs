@@ -140,7 +140,7 @@ fn is_self(stream: &TcpStream) -> bool {
 }
 
 /// The addresses of `target`. Literal addresses are not looked up.
-async fn resolve(target: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, ConnectError> {
+pub(super) async fn resolve(target: &str, deadline: Deadline) -> Result<Vec<SocketAddr>, ConnectError> {
     if let Ok(addr) = target.parse::<SocketAddr>() {
         return Ok(vec![addr]);
     }

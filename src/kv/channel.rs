@@ -11,6 +11,7 @@ use futures_core::Stream;
 
 use super::arrival::{Arrival, ArrivalError};
 use super::blocks::Blocks;
+use super::bootstrap::Chosen;
 use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
 use super::path::PathReport;
@@ -29,6 +30,7 @@ pub(super) struct PathFacts {
     pub(super) device: String,
     pub(super) port: Option<u8>,
     pub(super) profile: Option<String>,
+    pub(super) bootstrap: Chosen,
     pub(super) notify: &'static str,
     pub(super) ordered: bool,
     pub(super) gid: [u8; 16],
@@ -250,7 +252,8 @@ impl KvChannel {
             device: facts.device.clone(),
             port: facts.port,
             profile: facts.profile.clone(),
-            bootstrap: "oob",
+            bootstrap: facts.bootstrap.way.name(),
+            bootstrap_reason: facts.bootstrap.reason.clone(),
             notify: facts.notify,
             ordered: facts.ordered,
             gid: ip(facts.gid),

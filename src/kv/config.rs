@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::bootstrap::Bootstrap;
 use super::proto::DAY;
 use crate::device::Capabilities;
 use crate::error::DeviceError;
@@ -27,6 +28,7 @@ pub struct KvConfig {
     pub(crate) abort_grace: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) require_rdma: bool,
+    pub(crate) bootstrap: Bootstrap,
 }
 
 impl Default for KvConfig {
@@ -45,6 +47,7 @@ impl Default for KvConfig {
             abort_grace: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(10),
             require_rdma: false,
+            bootstrap: Bootstrap::Auto,
         }
     }
 }
@@ -113,6 +116,12 @@ impl KvConfig {
     /// [`PathReport::transport`](super::PathReport::transport) says which way was taken in any case.
     pub fn require_rdma(mut self, require: bool) -> Self {
         self.require_rdma = require;
+        self
+    }
+
+    /// How queue pairs are connected; both sides must use the same way. Default [`Bootstrap::Auto`].
+    pub fn bootstrap(mut self, bootstrap: Bootstrap) -> Self {
+        self.bootstrap = bootstrap;
         self
     }
 

@@ -7,12 +7,14 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::bootstrap::Chosen;
 use super::channel::KvChannel;
 use super::config::KvConfig;
-use super::handshake::{Accepted, accept_all, dial_peer};
+use super::door::Door;
+use super::handshake::{Accepted, dial_peer};
 use super::peers::Peers;
 use super::pool::KvPool;
-use crate::connect::{ConnectError, Deadline, Expect, OobListener, Stage};
+use crate::connect::{ConnectError, Deadline, Expect, Stage};
 use crate::device::{Device, ProtectionDomain};
 use crate::error::DeviceError;
 use crate::random::random_u64;
@@ -105,13 +107,14 @@ impl KvEndpoint {
         &self.shared.pool
     }
 
-    /// Listens for peers on a TCP address; port 0 takes a free one ([`KvListener::local_addr`] says which). Peers are not
-    /// authenticated: listen on trusted networks only.
+    /// Listens for peers, in the way that [`KvConfig::bootstrap`] says: on a TCP address, or on an address of the device for
+    /// its connection manager. Port 0 takes a free one ([`KvListener::local_addr`] says which). Peers are not authenticated:
+    /// listen on trusted networks only.
     ///
     /// # Errors
-    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] for another refusal of the system, at once; and
-    /// [`ConnectError::Resources`] outside of a tokio runtime, or with [`DeviceError::NoManualConnect`] on a device that
-    /// only RDMA_CM can connect.
+    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] and [`ConnectError::Manager`] for another refusal of the system,
+    /// at once; and [`ConnectError::Resources`] outside of a tokio runtime, or with [`DeviceError::NoManualConnect`] when
+    /// [`Bootstrap::Oob`](super::Bootstrap::Oob) is asked for on a device that only a connection manager can connect.
     ///
     /// # Cancel safety
     /// It does not wait; dropping the future leaves no listener.
@@ -122,12 +125,11 @@ impl KvEndpoint {
     /// As [`listen`](Self::listen), with room for `backlog` channels that are not accepted yet.
     async fn listen_with(&self, address: SocketAddr, backlog: usize) -> Result<KvListener, ConnectError> {
         inside_a_runtime()?;
-        self.shared.device.check_oob().map_err(ConnectError::resources)?;
-        let listener = OobListener::bind(address).await?;
-        let local = listener.local_addr();
+        let chosen = self.shared.choose()?;
+        let door = Door::open(&self.shared, chosen, address).await?;
+        let local = door.local_addr();
         let (sender, channels) = mpsc::channel(backlog);
-        let shared = self.shared.clone();
-        let task = self.shared.runtime.spawn(accept_all(shared, listener, sender));
+        let task = self.shared.runtime.spawn(door.serve(self.shared.clone(), sender));
         Ok(KvListener { local, channels, task })
     }
 
@@ -138,8 +140,8 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
-    /// [`ConnectError::Resources`] with [`DeviceError::NoManualConnect`] on a device that only RDMA_CM can connect.
-    /// [`ConnectError::fault`] says who has to change something.
+    /// [`ConnectError::Resources`] with [`DeviceError::NoManualConnect`] when out of band is asked for on a device that only
+    /// a connection manager can connect. [`ConnectError::fault`] says who has to change something.
     ///
     /// # Cancel safety
     /// Dropping the future gives the attempt up and releases what it had.
@@ -161,10 +163,10 @@ impl KvEndpoint {
         peer: &PeerIdentity,
     ) -> Result<KvChannel, ConnectError> {
         inside_a_runtime()?;
-        self.shared.device.check_oob().map_err(ConnectError::resources)?;
+        let chosen = self.shared.choose()?;
         let deadline = Deadline::after(self.shared.config.connect_timeout);
         let expect = Expect { epoch: peer.epoch, name: peer.name.clone() };
-        match dial_peer(&self.shared, &target.to_string(), &expect, deadline).await {
+        match dial_peer(&self.shared, &target.to_string(), &expect, chosen, deadline).await {
             // The channel that the peer or a dial of its own has made with us.
             Err(ConnectError::Duplicate { winner }) => {
                 let peers = &self.shared.peers;
@@ -186,6 +188,11 @@ fn inside_a_runtime() -> Result<(), ConnectError> {
 }
 
 impl Shared {
+    /// How this endpoint connects.
+    fn choose(&self) -> Result<Chosen, ConnectError> {
+        self.config.bootstrap.choose(&self.device).map_err(ConnectError::resources)
+    }
+
     /// Queue pairs that the device can give one channel.
     pub(super) fn max_qps(&self) -> usize {
         let fits = |n: &usize| self.config.clone().qps(*n).fit(self.device.capabilities()).is_ok();

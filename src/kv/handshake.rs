@@ -1,24 +1,33 @@
 //! The two sides of a connect: claim the pair, build, agree, commit, drive.
 //!
+//! The frames are the same over either bootstrap. Out of band, each side connects its queue pairs by the addresses in the
+//! peer's hello, the server before it replies. By a connection manager (`managed`), the client asks for each queue pair
+//! after the reply, which says where; the server answers until it is told that they are ready.
+//!
 //! Whatever fails on the way gives back what it had (B4): a claim, queue pairs, a place among the accepted channels.
 
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 
+use super::bootstrap::{Chosen, Way};
 use super::channel::{ChannelInner, KvChannel, PathFacts};
 use super::driver::KvDriver;
 use super::endpoint::Shared;
+use super::managed::{self, Entrance};
 use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
-use super::proto::Config;
+use super::proto::{Config, Opening};
 use super::setup::{self, Built};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, OobListener, Reject, Stage, agree,
-    client, dial,
+    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, Reject, Stage, agree, client, dial,
+    dial_cm, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
@@ -65,9 +74,30 @@ pub(super) async fn dial_peer(
     shared: &Arc<Shared>,
     target: &str,
     expect: &Expect,
+    chosen: Chosen,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
-    let stream = dial(target, deadline).await?;
+    match chosen.way {
+        Way::Oob => {
+            let stream = dial(target, deadline).await?;
+            ask(shared, stream, None, expect, chosen, deadline).await
+        }
+        Way::Cm => {
+            let (stream, peer) = dial_cm(&shared.pd, target, shared.epoch, deadline).await?;
+            ask(shared, stream, Some(peer), expect, chosen, deadline).await
+        }
+    }
+}
+
+/// The client's side. `managed` is the peer's address where a connection manager connects the queue pairs.
+async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
+    shared: &Arc<Shared>,
+    stream: S,
+    managed: Option<SocketAddr>,
+    expect: &Expect,
+    chosen: Chosen,
+    deadline: Deadline,
+) -> Result<KvChannel, ConnectError> {
     let built = setup::build(shared, shared.config.qps).await?;
     let connection = setup::new_id()?;
     let ours = setup::hello(shared, &built, connection, shared.peers.dead());
@@ -81,14 +111,19 @@ pub(super) async fn dial_peer(
         Ok(claimed) => claimed,
         Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
     };
-    let checked = setup::protocol(shared, &built, &peer, &agreed)
+    let opening = if managed.is_some() { Opening::Speak } else { Opening::Free };
+    let checked = setup::protocol(shared, &built, &peer, &agreed, opening)
         .and_then(|proto| Ok((proto, setup::peer_pool(&peer)?)));
     let (proto, pool) = match checked {
         Ok(checked) => checked,
         Err(reject) => return Err(reply.reject(reject).await),
     };
-    let built = setup::connect(shared, built, &peer, &agreed, true).await?;
-    let channel = match establish(claimed, built, &ours, &peer, &agreed, (proto, pool), deadline).await {
+    let built = match managed {
+        None => setup::connect(shared, built, &peer, &agreed, true).await?,
+        Some(to) => managed::ask(shared, built, &peer, &agreed, to, deadline).await?,
+    };
+    let parts = (built, proto, pool);
+    let channel = match establish(claimed, parts, &ours, &peer, &agreed, chosen, deadline).await {
         Err(ConnectError::Duplicate { winner }) => {
             return Err(reply.reject(Reject::Duplicate { winner }).await);
         }
@@ -96,7 +131,10 @@ pub(super) async fn dial_peer(
     };
     // From here on a failure is one of the channel: dropping it ends it.
     match reply.ready().await {
-        Ok(_) => Ok(channel),
+        Ok(stream) => {
+            part(stream, deadline).await;
+            Ok(channel)
+        }
         Err(error) => {
             channel.kill();
             Err(error)
@@ -106,39 +144,17 @@ pub(super) async fn dial_peer(
 
 pub(super) type Accepted = Result<KvChannel, ConnectError>;
 
-pub(super) async fn accept_all(shared: Arc<Shared>, listener: OobListener, channels: mpsc::Sender<Accepted>) {
-    let mut handshakes = JoinSet::new();
-    loop {
-        let incoming = listener.accept(shared.config.connect_timeout).await;
-        // Those that have ended meanwhile.
-        while handshakes.try_join_next().is_some() {}
-        match incoming {
-            Ok(incoming) => {
-                let (shared, channels) = (shared.clone(), channels.clone());
-                handshakes.spawn(async move {
-                    let from = incoming.peer();
-                    match answer(&shared, incoming, channels).await {
-                        Ok((channel, place)) => drop(place.send(Ok(channel))),
-                        Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
-                    }
-                });
-            }
-            Err(error) => {
-                tracing::error!(%error, "the listener failed");
-                // The receiver is gone when the listener was dropped: then nobody wants to know.
-                let _ = channels.send(Err(error)).await;
-                return;
-            }
-        }
-    }
-}
+/// A channel, and the place among the accepted ones that it has taken.
+pub(super) type Answered = Result<(KvChannel, mpsc::OwnedPermit<Accepted>), ConnectError>;
 
-/// One handshake, and the place among the accepted channels that it has taken.
-async fn answer(
+/// The server's side. `managed` is our address where a connection manager connects the queue pairs.
+pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     shared: &Arc<Shared>,
-    incoming: Incoming<TcpStream>,
+    incoming: Incoming<S>,
+    managed: Option<SocketAddr>,
+    chosen: Chosen,
     channels: mpsc::Sender<Accepted>,
-) -> Result<(KvChannel, mpsc::OwnedPermit<Accepted>), ConnectError> {
+) -> Answered {
     let mut offer = incoming.hello(shared.epoch).await?;
     let deadline = offer.deadline();
     let peer = offer.hello.clone();
@@ -161,21 +177,42 @@ async fn answer(
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
     };
     let built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
-    let ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
+    let entrance = match managed {
+        None => None,
+        Some(at) => Some(Entrance::open(shared, at).await?),
+    };
+    let mut ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
+    ours.cm_port = entrance.as_ref().map_or(0, Entrance::port);
+    let opening = if managed.is_some() { Opening::Listen } else { Opening::Free };
     let agreed = agree(&ours, &peer).and_then(|agreed| {
         // What the protocol cannot run with is refused while the peer can still be told.
-        let proto = setup::protocol(shared, &built, &peer, &agreed)?;
+        let proto = setup::protocol(shared, &built, &peer, &agreed, opening)?;
         Ok((agreed, proto))
     });
     let (agreed, proto) = match agreed {
         Ok(agreed) => agreed,
         Err(reject) => return Err(offer.reject(reject).await),
     };
-    let built = setup::connect(shared, built, &peer, &agreed, false).await?;
-    let accepted = offer.accept(&ours).await?;
-    let channel = establish(claimed, built, &ours, &peer, &agreed, (proto, pool), deadline).await?;
+    let (accepted, built) = match &entrance {
+        None => {
+            let built = setup::connect(shared, built, &peer, &agreed, false).await?;
+            (offer.accept(&ours).await?, built)
+        }
+        Some(entrance) => {
+            let admit = entrance.admit(shared, built, &peer, &agreed, deadline);
+            both(offer.accept(&ours), admit).await?
+        }
+    };
+    drop(entrance);
+    let parts = (built, proto, pool);
+    let channel = establish(claimed, parts, &ours, &peer, &agreed, chosen, deadline).await?;
     match accepted.finish().await {
-        Ok(_) => Ok((channel, place)),
+        Ok(stream) => {
+            if managed.is_some() {
+                see_off(stream, deadline).await;
+            }
+            Ok((channel, place))
+        }
         Err(error) => {
             channel.kill();
             Err(error)
@@ -183,14 +220,43 @@ async fn answer(
     }
 }
 
+/// Both results, or the error that comes first.
+async fn both<A, B, E>(
+    a: impl Future<Output = Result<A, E>>,
+    b: impl Future<Output = Result<B, E>>,
+) -> Result<(A, B), E> {
+    let (mut a, mut b) = (pin!(a), pin!(b));
+    let (mut from_a, mut from_b) = (None, None);
+    poll_fn(|cx| {
+        if from_a.is_none()
+            && let Poll::Ready(done) = a.as_mut().poll(cx)
+        {
+            from_a = Some(done?);
+        }
+        if from_b.is_none()
+            && let Poll::Ready(done) = b.as_mut().poll(cx)
+        {
+            from_b = Some(done?);
+        }
+        match (from_a.take(), from_b.take()) {
+            (Some(a), Some(b)) => Poll::Ready(Ok((a, b))),
+            (a, b) => {
+                (from_a, from_b) = (a, b);
+                Poll::Pending
+            }
+        }
+    })
+    .await
+}
+
 /// Commits the claim, and starts the channel's driver.
 async fn establish(
     mut claimed: Claimed,
-    built: Built,
+    (built, proto, pool): (Built, Config, PeerPool),
     ours: &Hello,
     peer: &Hello,
     agreed: &Agreed,
-    (proto, pool): (Config, PeerPool),
+    chosen: Chosen,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
     let shared = claimed.shared.clone();
@@ -229,6 +295,7 @@ async fn establish(
             device: shared.device.name().to_owned(),
             port: shared.device.port(),
             profile: shared.device.profile().map(|p| p.to_string()),
+            bootstrap: chosen,
             notify: match agreed.notify {
                 Notify::Imm => "imm",
                 Notify::Send => "send",
@@ -256,6 +323,7 @@ fn start(
     match reactor::spawn(&shared.runtime, completions, driver.clone()) {
         Ok(task) => {
             driver.set_task(task);
+            driver.watch_lines();
             Ok(())
         }
         Err(error) => {

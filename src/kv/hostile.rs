@@ -34,6 +34,7 @@ fn hello(epoch: u64) -> Hello {
         transport: "soft-tcp".into(),
         connection_id: epoch,
         qps: vec![QpAddress { qp_num: 77, gid, soft_port: 1, soft_key: 5, ..QpAddress::default() }],
+        cm_port: 0,
         mtu: 4096,
         rd_atomic: 1,
         caps: HelloCaps { ordered: true, immediate: true, max_msg: 1 << 30 },

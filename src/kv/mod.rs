@@ -31,8 +31,10 @@
 
 mod arrival;
 mod blocks;
+mod bootstrap;
 mod channel;
 mod config;
+mod door;
 mod driver;
 mod endpoint;
 mod free_runs;
@@ -41,6 +43,7 @@ mod handshake;
 #[cfg(test)]
 mod hostile;
 pub mod layout;
+mod managed;
 mod path;
 mod path_check;
 mod peers;
@@ -57,6 +60,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use arrival::{Arrival, ArrivalError};
 pub use blocks::Blocks;
+pub use bootstrap::Bootstrap;
 pub use channel::{Arrivals, GrantRefusal, GrantRefused, KvChannel};
 #[cfg(test)]
 pub(crate) use config::CONTROL_BYTES;

@@ -21,8 +21,10 @@ pub struct PathReport {
     pub port: Option<u8>,
     /// The soft provider's profile.
     pub profile: Option<String>,
-    /// How the channel was set up: `"oob"`.
+    /// How the channel was set up: `"oob"`, out of band, or `"cm"`, by the connection manager.
     pub bootstrap: &'static str,
+    /// Why in that way: it was asked for, or what [`Bootstrap::Auto`](super::Bootstrap::Auto) has found.
+    pub bootstrap_reason: String,
     /// How the receiver is notified: `"imm"` or `"send"`.
     pub notify: &'static str,
     /// Whether the transport keeps messages of a queue pair in order.

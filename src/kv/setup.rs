@@ -11,7 +11,8 @@ use super::proto::{self, Connection, Ledger, Part, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, Reject, path_mtu,
+    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Lines, NotifyModes, Reject,
+    path_mtu,
 };
 use crate::error::DeviceError;
 use crate::memory::{Memory, Prefault};
@@ -25,9 +26,18 @@ fn transport(shared: &Shared) -> String {
     if shared.device.capabilities().ordered { name.to_owned() } else { format!("{name}-unordered") }
 }
 
+/// Local ACK time-out: 4.096 µs × 2^16 = 0.27 s, [`RETRIES`] times: above a lost packet or two, below the heartbeat's
+/// patience.
+pub(super) const ACK_TIMEOUT: u8 = 16;
+/// Of lost packets. And of missing receives, which credits make impossible: a few let a bug of ours surface (K7).
+pub(super) const RETRIES: u8 = 6;
+pub(super) const MIN_RNR_TIMER: u8 = 14;
+
 /// A channel's local resources, before it is connected. Dropping them leaves nothing (B4).
 pub(super) struct Built {
     queues: Vec<Queue>,
+    /// Under the queue pairs, where a connection manager has connected them.
+    pub(super) lines: Lines,
     cq: provider::Cq,
     channel: provider::Channel,
     config: KvConfig,
@@ -61,7 +71,7 @@ pub(super) async fn build(shared: &Shared, qps: usize) -> Result<Built, ConnectE
             Queue::new(qp, &sizes, caps.ordered, caps.all_signaled, memory).map_err(ConnectError::resources)
         });
         let queues = queues.collect::<Result<_, _>>()?;
-        Ok(Built { queues, cq, channel, config })
+        Ok(Built { queues, lines: Lines::default(), cq, channel, config })
     })
     .await
 }
@@ -79,6 +89,22 @@ async fn off_workers<T: Send + 'static>(
     }
 }
 
+impl Built {
+    /// Leaves the queue pairs that both sides use, and answers their number. Each will meet the peer's of the same number.
+    pub(super) fn trim(&mut self, peer: &Hello, agreed: &Agreed) -> usize {
+        self.queues.truncate(agreed.qps);
+        for (queue, remote) in self.queues.iter_mut().zip(&peer.qps) {
+            queue.set_peer(remote.qp_num);
+        }
+        self.queues.len()
+    }
+
+    pub(super) fn qp(&self, n: usize) -> Result<&provider::Qp, ConnectError> {
+        let gone = || ConnectError::resources(DeviceError::NoRuntime);
+        self.queues.get(n).and_then(Queue::qp).ok_or_else(gone)
+    }
+}
+
 /// What we say of ourselves, and of these queue pairs.
 pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Vec<u64>) -> Hello {
     let caps = shared.device.capabilities();
@@ -89,6 +115,7 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
         transport: transport(shared),
         connection_id,
         qps: built.queues.iter().filter_map(Queue::qp).map(provider::Qp::address).collect(),
+        cm_port: 0,
         // A device may report an MTU that is no path MTU (Ethernet's).
         mtu: path_mtu(caps.active_mtu, caps.active_mtu).unwrap_or(caps.active_mtu),
         rd_atomic: caps.max_rd_atomic,
@@ -120,7 +147,7 @@ pub(super) async fn connect(
     agreed: &Agreed,
     active: bool,
 ) -> Result<Built, ConnectError> {
-    built.queues.truncate(agreed.qps);
+    built.trim(peer, agreed);
     let (remotes, path_mtu) = (peer.qps.clone(), agreed.path_mtu);
     let rd_atomic = agreed.rd_atomic.min(shared.device.capabilities().max_rd_atomic);
     off_workers(shared, move || {
@@ -138,19 +165,16 @@ fn connect_all(
     active: bool,
 ) -> Result<(), ConnectError> {
     for (queue, remote) in built.queues.iter_mut().zip(remotes) {
-        queue.set_peer(remote.qp_num);
         let Some(qp) = queue.qp() else { continue };
         qp.connect(&QpConnect {
             remote: *remote,
             path_mtu,
             max_rd_atomic: rd_atomic,
             max_dest_rd_atomic: rd_atomic,
-            // 4.096 µs × 2^16 = 0.27 s, six times: above a lost packet or two, below the heartbeat's patience.
-            timeout: 16,
-            retry_cnt: 6,
-            // Credits make a missing receive impossible: a few retries let a bug of ours surface (K7).
-            rnr_retry: 6,
-            min_rnr_timer: 14,
+            timeout: ACK_TIMEOUT,
+            retry_cnt: RETRIES,
+            rnr_retry: RETRIES,
+            min_rnr_timer: MIN_RNR_TIMER,
             active,
         })
         .map_err(ConnectError::resources)?;
@@ -185,6 +209,7 @@ pub(super) fn protocol(
     built: &Built,
     peer: &Hello,
     agreed: &Agreed,
+    opening: proto::Opening,
 ) -> Result<proto::Config, Reject> {
     let config = &built.config;
     let proto = proto::Config {
@@ -193,6 +218,7 @@ pub(super) fn protocol(
             crate::connect::Notify::Imm => proto::Notify::Imm,
             crate::connect::Notify::Send => proto::Notify::Send,
         },
+        opening,
         ordered: agreed.ordered,
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
@@ -221,7 +247,7 @@ pub(super) fn driver(
     ledger: Ledger,
     on_end: OnEnd,
 ) -> (Arc<KvDriver>, provider::Channel) {
-    let Built { queues, cq, channel, config } = built;
+    let Built { queues, lines, cq, channel, config } = built;
     let doubts = ledger.in_doubt().map(TransferId).collect();
     // `protocol` has checked the configuration, and a ledger is kept by the two epochs.
     let conn = Connection::new(proto, ledger, Instant::now()).expect("a checked configuration");
@@ -229,6 +255,7 @@ pub(super) fn driver(
         conn,
         cq,
         queues,
+        lines: Arc::new(lines),
         peer: peer_pool,
         doubts,
         pool: shared.pool.clone(),

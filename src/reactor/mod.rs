@@ -86,8 +86,17 @@ pub(crate) fn spawn(
     drive: Arc<dyn Drive>,
 ) -> Result<DriverHandle, DeviceError> {
     let _entered = runtime.enter();
+    let io = watch(&channel)?;
+    let nudge = Arc::new(Notify::new());
+    let driven = Driven { channel, drive, finished: false };
+    runtime.spawn(run(io, nudge.clone(), driven));
+    Ok(DriverHandle { nudge })
+}
+
+/// The descriptor of `channel`, registered with the runtime that this is called in: its waiters learn when it is readable.
+pub(crate) fn watch(channel: &provider::Channel) -> Result<AsyncFd<ChannelFd>, DeviceError> {
     // tokio panics where a driver is not enabled, and has no call that asks.
-    let io = catch_unwind(AssertUnwindSafe(|| {
+    catch_unwind(AssertUnwindSafe(|| {
         drop(tokio::time::sleep(Duration::ZERO));
         // SAFETY: a channel has one descriptor, which stays open for as long as a clone of the channel lives; this
         // one lives in the `AsyncFd`.
@@ -97,14 +106,17 @@ pub(crate) fn spawn(
     .map_err(|e| DeviceError::Os {
         what: "registering a completion channel with the runtime",
         source: e.into(),
-    })?;
-    let nudge = Arc::new(Notify::new());
-    let driven = Driven { channel, drive, finished: false };
-    runtime.spawn(run(io, nudge.clone(), driven));
-    Ok(DriverHandle { nudge })
+    })
 }
 
-struct ChannelFd(provider::Channel);
+#[derive(Debug)]
+pub(crate) struct ChannelFd(provider::Channel);
+
+impl ChannelFd {
+    pub(crate) fn channel(&self) -> &provider::Channel {
+        &self.0
+    }
+}
 
 impl AsRawFd for ChannelFd {
     fn as_raw_fd(&self) -> RawFd {

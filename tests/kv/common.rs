@@ -19,6 +19,10 @@ macro_rules! on_every_profile {
             #[test]
             fn erdma_compat() { crate::common::run(super::$name(Profile::ErdmaCompat)) }
             #[test]
+            fn erdma_standard() { crate::common::run(super::$name(Profile::ErdmaStandard)) }
+            #[test]
+            fn siw() { crate::common::run(super::$name(Profile::Siw)) }
+            #[test]
             fn srd() { crate::common::run(super::$name(Profile::Srd)) }
             #[test]
             fn tiny() { crate::common::run(super::$name(Profile::Tiny)) }

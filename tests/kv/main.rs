@@ -8,3 +8,4 @@ mod common;
 mod failure;
 mod identity;
 mod landing;
+mod manager;

@@ -25,6 +25,8 @@ pub(crate) const PROFILE: &str = "LANDFALL_TEST_PROFILE";
 pub(crate) const ADDRESS: &str = "LANDFALL_TEST_ADDRESS";
 /// Heartbeat and peer time-out of a peer, in milliseconds: `200 2000`. Unset: the defaults.
 pub(crate) const LIVENESS: &str = "LANDFALL_TEST_LIVENESS";
+/// How a peer connects. Unset: as its device can.
+pub(crate) const BOOTSTRAP: &str = "LANDFALL_TEST_BOOTSTRAP";
 
 /// What a peer's own lines begin with.
 pub(crate) const MARK: &str = "@@ ";
@@ -38,6 +40,10 @@ macro_rules! on_every_profile {
             fn default() { crate::harness::run(super::$name(Profile::Default)) }
             #[test]
             fn erdma_compat() { crate::harness::run(super::$name(Profile::ErdmaCompat)) }
+            #[test]
+            fn erdma_standard() { crate::harness::run(super::$name(Profile::ErdmaStandard)) }
+            #[test]
+            fn siw() { crate::harness::run(super::$name(Profile::Siw)) }
             #[test]
             fn srd() { crate::harness::run(super::$name(Profile::Srd)) }
             #[test]

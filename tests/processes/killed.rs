@@ -3,16 +3,20 @@
 use std::sync::Arc;
 
 use landfall::device::Profile;
-use landfall::kv::{ArrivalError, KvChannel, WriteError, WriteRequest};
+use landfall::kv::{ArrivalError, Bootstrap, KvChannel, KvConfig, WriteError, WriteRequest};
 
 use crate::blocks::{fill, wrong};
-use crate::harness::{ADDRESS, BLOCKS, Peer, SOON, endpoint, on_every_profile, soon, until, within};
+use crate::harness::{
+    ADDRESS, BLOCKS, BOOTSTRAP, LIVENESS, PATIENCE, Peer, SOON, endpoint, on_every_profile, soon, until,
+    within,
+};
 use crate::roles::{Stream, ask};
 
 on_every_profile!(
     k5_a_receiver_killed_in_the_middle_of_writes_and_its_next_life,
     k5_a_sender_killed_in_the_middle_of_writes,
     k5_an_idle_peer_killed,
+    k5_the_manager_tells_of_a_killed_peer_at_once,
 );
 
 /// Nothing hangs on a channel whose peer is gone, and it says what happened.
@@ -99,5 +103,25 @@ async fn k5_an_idle_peer_killed(profile: Profile) {
     let waiting = tokio::spawn(async move { waiting.recv_message().await });
     peer.kill().await;
     assert!(within("a waiting message", waiting).await.unwrap().is_err());
+    is_dead(&channel).await;
+}
+
+/// The heartbeat is far beyond the test's patience: it has no part in this.
+async fn k5_the_manager_tells_of_a_killed_peer_at_once(profile: Profile) {
+    let mut peer = Peer::start("receiver", profile, &[(BOOTSTRAP, "cm"), (LIVENESS, "600000 3000000")]);
+    let address = peer.hear("listening").await;
+    let config =
+        KvConfig::default().bootstrap(Bootstrap::Cm).heartbeat(PATIENCE * 20).peer_timeout(PATIENCE * 100);
+    let channel = endpoint(profile, config).await.connect(&address).await.unwrap();
+    assert_eq!(channel.path().bootstrap, "cm");
+    let grant = ask(&channel, 16).await.unwrap();
+    let write = channel.write(WriteRequest::new(&grant, channel.pool().try_alloc(16).unwrap()));
+    peer.kill().await;
+    let (ended, source) = within("the write's end", write).await;
+    assert!(
+        matches!(ended, Ok(_) | Err(WriteError::NotDelivered(_) | WriteError::InDoubt { .. })),
+        "{ended:?}"
+    );
+    drop(source);
     is_dead(&channel).await;
 }

@@ -12,7 +12,9 @@ use landfall::kv::{ArrivalError, Grant, KvChannel, KvConfig, KvEndpoint, WriteRe
 use tokio::task::JoinHandle;
 
 use crate::blocks::{fill, wrong};
-use crate::harness::{ADDRESS, BLOCKS, LIVENESS, MARK, PROFILE, Peer, ROLE, SOON, endpoint, soon, within};
+use crate::harness::{
+    ADDRESS, BLOCKS, BOOTSTRAP, LIVENESS, MARK, PROFILE, Peer, ROLE, SOON, endpoint, soon, within,
+};
 use crate::{idle, runtime};
 
 #[test]
@@ -42,7 +44,10 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn config() -> KvConfig {
-    let config = KvConfig::default();
+    let mut config = KvConfig::default();
+    if let Some(bootstrap) = variable(BOOTSTRAP) {
+        config = config.bootstrap(bootstrap.parse().unwrap());
+    }
     let Some(liveness) = variable(LIVENESS) else { return config };
     let (heartbeat, timeout) = liveness.split_once(' ').unwrap();
     let ms = |text: &str| Duration::from_millis(text.parse().unwrap());

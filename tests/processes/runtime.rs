@@ -12,15 +12,10 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
-/// Those that can be connected out of band.
-fn profiles() -> impl Iterator<Item = Profile> {
-    Profile::ALL.into_iter().filter(|p| p.capabilities().oob)
-}
-
 /// In the peer process.
 pub(crate) fn dropped() {
     let before = threads();
-    for profile in profiles() {
+    for profile in Profile::ALL {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (pool, target, writes) = runtime.block_on(async {
@@ -55,7 +50,7 @@ pub(crate) fn dropped() {
 fn r7_a_dropped_runtime_leaves_no_thread_behind() {
     run(async {
         let mut peer = Peer::start("runtime-dropped", Profile::Default, &[]);
-        for profile in profiles() {
+        for profile in Profile::ALL {
             peer.hear(&format!("clean {profile}")).await;
         }
         assert!(peer.end().await.success());

@@ -9,6 +9,7 @@
 //!   shared_receives  all, and partly in the lab
 //!   lab_events       all, in the lab: the devices themselves are taken away
 //!   counters         all; its tests say oob_ or cm_only by themselves
+//!   cm_kv            all, each with an address: `RDMA_IP0` and `RDMA_IP1`
 //!   cm_queue_pairs   all, with RDMA_CM; RDMA_IP0 and RDMA_IP1 are the devices' addresses
 //!   cm_failures      the same, and iproute2's `rdma`
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
@@ -22,6 +23,7 @@
 mod any_device;
 mod cm_failures;
 mod cm_harness;
+mod cm_kv;
 mod cm_only;
 mod cm_queue_pairs;
 mod counters;

@@ -100,7 +100,7 @@ use crate::provider::{self};
 pub(crate) use crate::provider::CmAttr;
 #[cfg(any(test, fuzzing))]
 pub(super) use offer::fuzz;
-pub use user::{CmConnection, CmListener, CmOptions, CmRequest};
+pub use user::{CmConnection, CmListener, CmOptions, CmRequest, addresses};
 
 /// Listens for connect requests. Dropping it stops; requests that were not taken are rejected.
 #[derive(Debug)]

@@ -18,9 +18,11 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
 
 use crate::background;
 use crate::clock::later;
+use crate::connect::Lines;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::lock;
@@ -58,6 +60,8 @@ pub(crate) struct KvDriver {
     peer_epoch: u64,
     runtime: Handle,
     task: OnceLock<DriverHandle>,
+    /// Waits for the connection manager's word that the peer is gone.
+    watch: OnceLock<AbortHandle>,
     /// Called once when the channel has ended and its queue pairs are gone, with what must outlive it.
     on_end: Mutex<Option<OnEnd>>,
     /// Itself, for the thread that destroys its queue pairs.
@@ -70,8 +74,11 @@ pub(crate) type OnEnd = Box<dyn FnOnce(Ledger) + Send>;
 
 struct Inner {
     conn: Option<Connection>,
-    // Queue pairs go before the completion queue that they use (R7).
+    // Queue pairs go before what they use: the connections under them, and the completion queue (R7).
     queues: Vec<Queue>,
+    lines: Option<Arc<Lines>>,
+    /// The connection manager says that the peer is gone.
+    hung_up: bool,
     cq: Cq,
     cqes: Box<[Cqe; BATCH]>,
     writes: HashMap<TransferId, WriteEntry>,
@@ -144,6 +151,7 @@ struct After {
     ledger: Option<Ledger>,
     /// Queue pairs whose destruction blocks.
     destroy: Vec<provider::Qp>,
+    lines: Option<Arc<Lines>>,
     nudge: bool,
 }
 
@@ -151,6 +159,7 @@ pub(crate) struct Parts {
     pub(crate) conn: Connection,
     pub(crate) cq: Cq,
     pub(crate) queues: Vec<Queue>,
+    pub(crate) lines: Arc<Lines>,
     pub(crate) peer: PeerPool,
     /// What the ledger of `conn` has in doubt.
     pub(crate) doubts: Vec<TransferId>,
@@ -171,6 +180,8 @@ impl KvDriver {
             inner: Mutex::new(Inner {
                 conn: Some(parts.conn),
                 queues: parts.queues,
+                lines: Some(parts.lines),
+                hung_up: false,
                 cq: parts.cq,
                 cqes: Box::new([Cqe::default(); BATCH]),
                 writes: HashMap::new(),
@@ -195,6 +206,7 @@ impl KvDriver {
             peer_epoch: parts.peer_epoch,
             runtime,
             task: OnceLock::new(),
+            watch: OnceLock::new(),
             on_end: Mutex::new(Some(parts.on_end)),
             me: me.clone(),
             enrolled: OnceLock::new(),
@@ -207,6 +219,27 @@ impl KvDriver {
     pub(crate) fn set_task(&self, task: DriverHandle) {
         let _ = self.task.set(task);
         self.nudge();
+    }
+
+    /// Ends the channel when the connection manager says that the peer is gone.
+    pub(crate) fn watch_lines(self: &Arc<Self>) {
+        let Some(lines) = lock(&self.inner).lines.clone() else { return };
+        if lines.is_empty() {
+            return;
+        }
+        let driver = Arc::downgrade(self);
+        let watch = self.runtime.spawn(async move {
+            lines.any_ended().await;
+            if let Some(driver) = driver.upgrade() {
+                lock(&driver.inner).hung_up = true;
+                driver.nudge();
+            }
+        });
+        let _ = self.watch.set(watch.abort_handle());
+        // It may have ended meanwhile, when there was nothing to abort.
+        if lock(&self.inner).lines.is_none() {
+            watch.abort();
+        }
     }
 
     pub(crate) fn pool(&self) -> &KvPool {
@@ -238,7 +271,7 @@ impl KvDriver {
             }
             out
         };
-        let After { wakers, replaced, blocks, sources, ledger, destroy, nudge } = after;
+        let After { wakers, replaced, blocks, sources, ledger, destroy, lines, nudge } = after;
         if nudge {
             self.nudge();
         }
@@ -248,6 +281,13 @@ impl KvDriver {
         {
             background::run(move || this.destroy(destroy));
         }
+        // The queue pairs are gone: nobody needs to be told of their end any more.
+        if lines.is_some()
+            && let Some(watch) = self.watch.get()
+        {
+            watch.abort();
+        }
+        drop(lines);
         // What must not be lost comes before what is the user's code. Who is woken finds the blocks in their pool.
         if let Some(ledger) = ledger {
             let on_end = lock(&self.on_end).take();

@@ -14,6 +14,9 @@ use crate::provider::{self, Armed, Cqe, WcOpcode, WcStatus};
 use crate::reactor::Step;
 use crate::ring::WrId;
 
+const HUNG_UP: &str = "the connection manager says that the peer has disconnected: its process has ended, or has \
+                       ended the channel";
+
 impl Inner {
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         match self.state {
@@ -64,6 +67,10 @@ impl Inner {
             // that raises no event any more; arming once more asks for that too.
             match self.cq.arm() {
                 Ok(Armed::More) => return Step::More,
+                // Only after all that had come was handed in: the last of it may have been the peer's orderly end.
+                Ok(Armed::Armed) if armed && self.hung_up && self.state == State::Open => {
+                    self.fail(Cause::PeerLost, HUNG_UP, now, after);
+                }
                 Ok(Armed::Armed) if armed => return Step::Idle,
                 Ok(Armed::Armed) => armed = true,
                 Err(error) => self.fail(Cause::Transport, &format!("arming the queue: {error}"), now, after),
@@ -119,8 +126,11 @@ impl Inner {
             let words = format!("queue pair {}: {} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
             self.fail(Cause::Transport, &words, now, after);
         } else if !ok {
+            // Nothing of ours had failed. Where a connection manager has connected it, its end is the peer's.
+            let managed = self.lines.as_ref().is_some_and(|lines| !lines.is_empty());
+            let cause = if managed { Cause::PeerLost } else { Cause::Transport };
             let words = "the connection to the peer has broken, and receives were flushed";
-            self.fail(Cause::Transport, words, now, after);
+            self.fail(cause, words, now, after);
         }
         let Some(conn) = &mut self.conn else { return };
         if !id.recv {
@@ -260,6 +270,7 @@ impl Inner {
         self.state = State::Ended { cause };
         // Whoever has come here, the task must see that it is over.
         after.nudge = true;
+        after.lines = self.lines.take();
         after.ledger = self.conn.take().map(|conn| {
             let mut ledger = conn.into_ledger();
             // Their blocks go back to the pool now, so nobody may write to them under these grants any more. The sender

@@ -11,6 +11,20 @@ pub(crate) enum Notify {
     Send,
 }
 
+/// Who may be the first to send on a queue pair.
+///
+/// Over iWARP that is the side that has connected: what the other one sends before that is an error of the connection.
+/// So where a connection manager has connected the queue pairs, one side speaks at once, and the other listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    /// Either.
+    Free,
+    /// We: at once, on each queue pair.
+    Speak,
+    /// The peer: we send nothing on a queue pair before something has come on it.
+    Listen,
+}
+
 /// Receives that stand posted on one queue pair, by what they are for. They share one receive queue, so each has a
 /// buffer of `max_control` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +52,7 @@ pub(crate) struct Config {
     /// Queue pairs, numbered alike on both sides: 1 to 64.
     pub(crate) qps: usize,
     pub(crate) notify: Notify,
+    pub(crate) opening: Opening,
     /// Messages of a queue pair arrive in the order in which they were posted.
     pub(crate) ordered: bool,
     pub(crate) local_epoch: u64,

@@ -17,6 +17,7 @@ impl Connection {
             return Err(ProtocolViolation::Rule("a queue pair that is not of this connection"));
         };
         link.live.on_heard(now);
+        link.open = true;
         let bytes = match received {
             Received::Imm(imm) => {
                 if self.cfg.notify != Notify::Imm {

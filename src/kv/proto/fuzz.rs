@@ -69,6 +69,7 @@ pub(crate) fn operations(data: &[u8]) {
     let cfg = Config {
         qps: usize::from(flags >> 6) + 1,
         notify: if ordered && flags & 2 != 0 { Notify::Send } else { Notify::Imm },
+        opening: if flags & 16 != 0 { Opening::Listen } else { Opening::Free },
         ordered,
         local_epoch: EPOCHS.0,
         peer_epoch: EPOCHS.1,

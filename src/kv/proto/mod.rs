@@ -61,7 +61,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-pub(crate) use config::{Config, ConfigError, DAY, MAX_QPS, Notify, SQ_RESERVE};
+pub(crate) use config::{Config, ConfigError, DAY, MAX_QPS, Notify, Opening, SQ_RESERVE};
 pub(crate) use event::*;
 pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub(crate) use ledger::Ledger;
@@ -73,7 +73,7 @@ pub(crate) use {
 };
 
 use control::Builder;
-use credits::QpCredits;
+use credits::{QpCredits, Urgency};
 use liveness::{Liveness, Tick};
 use outbox::Outbox;
 use receiver::Receiver;
@@ -84,6 +84,8 @@ use sender::Sender;
 struct Link {
     credits: QpCredits,
     live: Liveness,
+    /// We may send: the peer has, or needs not be the first.
+    open: bool,
     ping: bool,
     pong: bool,
     /// Aborted transfers whose last word is to be said here.
@@ -94,6 +96,14 @@ impl Link {
     /// Something waits that must travel on this queue pair.
     fn is_due(&self) -> bool {
         self.ping || self.pong || !self.abort_done.is_empty() || self.credits.must_report()
+    }
+
+    fn may_send_data(&self) -> bool {
+        self.open && self.credits.may_send_data()
+    }
+
+    fn may_send_control(&self, urgency: Urgency) -> bool {
+        self.open && self.credits.may_send_control(urgency)
     }
 }
 
@@ -160,7 +170,9 @@ impl Connection {
         let link = || Link {
             credits: QpCredits::new(&cfg),
             live: Liveness::new(now),
-            ping: false,
+            open: cfg.opening != Opening::Listen,
+            // Whoever has to speak first asks for a sign of life.
+            ping: cfg.opening == Opening::Speak,
             pong: false,
             abort_done: VecDeque::new(),
         };

@@ -28,7 +28,8 @@ enum Step {
 
 /// The next queue pair, from `start` on, that can take data, and a notification if `notify`. Those of `prefer` first.
 fn pick(links: &[Link], sink: &impl Sink, start: usize, notify: bool, prefer: u64) -> Option<usize> {
-    let fits = |&q: &usize| sink.room(q) > SQ_RESERVE && (!notify || links[q].credits.may_send_data());
+    let fits =
+        |&q: &usize| links[q].open && sink.room(q) > SQ_RESERVE && (!notify || links[q].may_send_data());
     let all = || (0..links.len()).map(|i| (start + i) % links.len());
     all().filter(|&q| prefer >> q & 1 == 1).find(fits).or_else(|| all().find(fits))
 }
@@ -125,9 +126,8 @@ impl Connection {
         let Some(t) = self.sender.get_mut(id) else { return Step::Finished };
         let (Some(slot), false) = (t.slot, t.tail == 0) else { return Step::Finished };
         let (tail, attempt) = (t.tail, t.attempt);
-        let fits = |q: &usize| {
-            tail >> q & 1 == 1 && sink.room(*q) > SQ_RESERVE && self.links[*q].credits.may_send_data()
-        };
+        let fits =
+            |q: &usize| tail >> q & 1 == 1 && sink.room(*q) > SQ_RESERVE && self.links[*q].may_send_data();
         let Some(qp) = (0..self.links.len()).find(fits) else { return Step::Blocked };
         t.tail &= !(1 << qp);
         t.notified |= 1 << qp;
@@ -152,7 +152,7 @@ impl Connection {
         }
         for qp in 0..self.links.len() {
             while *budget > 0 && self.links[qp].is_due() {
-                if sink.room(qp) == 0 || !self.links[qp].credits.may_send_control(Urgency::Urgent) {
+                if sink.room(qp) == 0 || !self.links[qp].may_send_control(Urgency::Urgent) {
                     break;
                 }
                 self.begin(qp, Class::Control);
@@ -165,7 +165,7 @@ impl Connection {
             && let Some(urgency) = self.common_urgency()
         {
             let qps = self.links.len();
-            let fits = |q: &usize| sink.room(*q) > 0 && self.links[*q].credits.may_send_control(urgency);
+            let fits = |q: &usize| sink.room(*q) > 0 && self.links[*q].may_send_control(urgency);
             let Some(qp) = (0..qps).map(|i| (self.control_qp + i) % qps).find(fits) else { return };
             self.control_qp = qp;
             self.begin(qp, Class::Control);

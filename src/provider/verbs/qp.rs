@@ -341,7 +341,8 @@ impl VerbsPd {
 }
 
 impl Drop for VerbsQp {
-    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`].
+    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`]. Not left to
+    /// `raw`, which the connection manager may still hold.
     fn drop(&mut self) {
         if !self.raw.is_over() {
             let raw = self.raw.clone();
@@ -441,13 +442,6 @@ impl VerbsQp {
                 _ => QpState::Init,
             },
         }
-    }
-}
-
-impl Drop for VerbsQp {
-    fn drop(&mut self) {
-        // The connection manager may still hold it.
-        self.raw.destroy();
     }
 }
 

@@ -102,6 +102,16 @@ pub(super) struct Queue {
     pub(super) dead: bool,
     /// A work request has failed: all that follow are flushed.
     pub(super) failed: bool,
+    /// The peer has to be the first to send.
+    pub(super) listens: bool,
+}
+
+impl Queue {
+    /// A receive was handed in, and is posted again.
+    pub(super) fn took_receive(&mut self) {
+        self.receives += 1;
+        self.listens = false;
+    }
 }
 
 /// Collects what one `poll_transmit` posts.
@@ -121,6 +131,7 @@ impl Sink for Posted<'_> {
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
         assert!(self.room(qp) > 0, "r4: the send queue overflows");
         assert!(piece.len <= self.max_write);
+        assert!(!self.queues[qp].listens, "b5: the passive side is the first to send on queue pair {qp}");
         self.queues[qp].outstanding.push(token);
         self.posted.push((qp, Op::Write { piece: *piece, imm }, token));
     }
@@ -128,6 +139,7 @@ impl Sink for Posted<'_> {
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
         assert!(self.room(qp) > 0, "r4: the send queue overflows");
         assert!(bytes.len() <= self.max_control);
+        assert!(!self.queues[qp].listens, "b5: the passive side is the first to send on queue pair {qp}");
         self.queues[qp].outstanding.push(token);
         self.posted.push((qp, Op::Send(bytes.to_vec()), token));
     }

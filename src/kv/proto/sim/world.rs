@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::super::{
-    AbortReason, Config, Connection, Credits, Event, Ledger, Notify, Outcome, Received, Resolution,
+    AbortReason, Config, Connection, Credits, Event, Ledger, Notify, Opening, Outcome, Received, Resolution,
     Transmitted,
 };
 use super::Rng;
@@ -79,6 +79,8 @@ pub(super) struct World {
     /// Receives that each end posts on a queue pair.
     pub(super) credits: [Credits; 2],
     pub(super) depth: usize,
+    /// A connection manager connects the queue pairs: one end speaks first.
+    pub(super) by_cm: bool,
     pub(super) timing: Timing,
     pub(super) ends: [Endpoint; 2],
     pub(super) incarnation: u32,
@@ -113,6 +115,7 @@ impl World {
         let cfg = Config {
             qps: rng.range(1, 4) as usize,
             notify: if ordered && rng.one_in(2) { Notify::Send } else { Notify::Imm },
+            opening: Opening::Free,
             ordered,
             local_epoch: epoch((0, 0)),
             peer_epoch: epoch((1, 0)),
@@ -157,6 +160,7 @@ impl World {
             order: 0,
             agenda: BTreeMap::new(),
             depth: if tiny { rng.range(6, 16) as usize } else { 128 },
+            by_cm: rng.one_in(2),
             timing,
             ends,
             incarnation: 0,
@@ -204,16 +208,23 @@ impl World {
         self.closing = false;
         let lives = [self.life(0), self.life(1)];
         let now = self.instant(self.now);
+        let dials = self.rng.below(2) as usize;
         for ep in 0..2 {
             let (local_epoch, peer_epoch) = (epoch(lives[ep]), epoch(lives[1 - ep]));
             let (ours, theirs) = (self.credits[ep], self.credits[1 - ep]);
             let mut cfg = Config { local_epoch, peer_epoch, ..self.cfg.clone() };
             (cfg.tx_credits, cfg.rx_credits) = (theirs, ours);
+            cfg.opening = match self.by_cm {
+                false => Opening::Free,
+                true if ep == dials => Opening::Speak,
+                true => Opening::Listen,
+            };
+            let listens = cfg.opening == Opening::Listen;
             let end = &mut self.ends[ep];
             let ledger = end.ledger.take().unwrap_or_else(|| Ledger::new(local_epoch, peer_epoch));
             let receives = cfg.rx_credits.data + cfg.rx_credits.control;
             end.conn = Some(Connection::new(cfg, ledger, now).expect("valid"));
-            end.queues = vec![Queue { receives, ..Queue::default() }; self.cfg.qps];
+            end.queues = vec![Queue { receives, listens, ..Queue::default() }; self.cfg.qps];
             end.cq.clear();
             end.messages.clear();
             end.fenced = false;
@@ -346,11 +357,11 @@ impl World {
             }
             Item::Imm(qp, imm) => {
                 conn.handle_recv(qp, Received::Imm(imm), now).expect("the peer is sound");
-                self.ends[ep].queues[qp].receives += 1;
+                self.ends[ep].queues[qp].took_receive();
             }
             Item::Bytes(qp, bytes) => {
                 conn.handle_recv(qp, Received::Bytes(&bytes), now).expect("the peer is sound");
-                self.ends[ep].queues[qp].receives += 1;
+                self.ends[ep].queues[qp].took_receive();
             }
         }
     }

@@ -3,6 +3,7 @@
 mod aborts;
 mod landing;
 mod limits;
+mod opening;
 
 use super::*;
 use crate::kv::layout::Layout;
@@ -12,6 +13,7 @@ pub(super) fn config() -> Config {
     Config {
         qps: 2,
         notify: Notify::Imm,
+        opening: Opening::Free,
         ordered: true,
         local_epoch: 1,
         peer_epoch: 2,
@@ -87,7 +89,12 @@ impl Pair {
     fn with(cfg: Config, ledgers: [Ledger; 2]) -> Self {
         let now = Instant::now();
         let [a, b] = ledgers;
-        let b_cfg = Config { local_epoch: b.local_epoch, peer_epoch: a.local_epoch, ..cfg.clone() };
+        let opening = match cfg.opening {
+            Opening::Free => Opening::Free,
+            Opening::Speak => Opening::Listen,
+            Opening::Listen => Opening::Speak,
+        };
+        let b_cfg = Config { local_epoch: b.local_epoch, peer_epoch: a.local_epoch, opening, ..cfg.clone() };
         let a_cfg = Config { local_epoch: a.local_epoch, peer_epoch: b.local_epoch, ..cfg.clone() };
         let conns =
             [Connection::new(a_cfg, a, now).expect("valid"), Connection::new(b_cfg, b, now).expect("valid")];

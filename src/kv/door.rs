@@ -1,0 +1,114 @@
+//! The listening side of either bootstrap: who comes in, one task each.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::bootstrap::{Chosen, Way};
+use super::endpoint::Shared;
+use super::handshake::{Accepted, Answered, answer};
+use crate::connect::{CmListener, ConnectError, Incoming, Knock, OobListener};
+
+/// Where peers come in.
+pub(super) struct Door {
+    listener: Listener,
+    chosen: Chosen,
+}
+
+enum Listener {
+    Oob(OobListener),
+    Cm(CmListener),
+}
+
+/// Who has come in.
+enum Caller {
+    Oob(Incoming<TcpStream>),
+    Cm(Knock),
+}
+
+impl Door {
+    pub(super) async fn open(
+        shared: &Shared,
+        chosen: Chosen,
+        address: SocketAddr,
+    ) -> Result<Self, ConnectError> {
+        let listener = match chosen.way {
+            Way::Oob => Listener::Oob(OobListener::bind(address).await?),
+            Way::Cm => Listener::Cm(CmListener::bind(&shared.device, address).await?),
+        };
+        Ok(Self { listener, chosen })
+    }
+
+    /// The address, with the real port.
+    pub(super) fn local_addr(&self) -> SocketAddr {
+        match &self.listener {
+            Listener::Oob(l) => l.local_addr(),
+            Listener::Cm(l) => l.local_addr(),
+        }
+    }
+
+    async fn next(&self, shared: &Shared) -> Result<Caller, ConnectError> {
+        let limit = shared.config.connect_timeout;
+        match &self.listener {
+            Listener::Oob(l) => l.accept(limit).await.map(Caller::Oob),
+            Listener::Cm(l) => l.accept(limit).await.map(Caller::Cm),
+        }
+    }
+
+    /// Lets in whoever comes, until the listener fails or this is dropped.
+    pub(super) async fn serve(self, shared: Arc<Shared>, channels: mpsc::Sender<Accepted>) {
+        let mut handshakes = JoinSet::new();
+        loop {
+            let caller = self.next(&shared).await;
+            // Those that have ended meanwhile.
+            while handshakes.try_join_next().is_some() {}
+            match caller {
+                Ok(caller) => {
+                    let (shared, channels) = (shared.clone(), channels.clone());
+                    let chosen = self.chosen.clone();
+                    handshakes.spawn(async move {
+                        let from = caller.peer();
+                        match caller.answer(&shared, chosen, channels).await {
+                            Ok((channel, place)) => drop(place.send(Ok(channel))),
+                            Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the listener failed");
+                    // The receiver is gone when the listener was dropped: then nobody wants to know.
+                    let _ = channels.send(Err(error)).await;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Caller {
+    fn peer(&self) -> SocketAddr {
+        match self {
+            Self::Oob(incoming) => incoming.peer(),
+            Self::Cm(knock) => knock.peer(),
+        }
+    }
+
+    async fn answer(
+        self,
+        shared: &Arc<Shared>,
+        chosen: Chosen,
+        channels: mpsc::Sender<Accepted>,
+    ) -> Answered {
+        match self {
+            Self::Oob(incoming) => answer(shared, incoming, None, chosen, channels).await,
+            Self::Cm(knock) => {
+                let local = knock.local();
+                let incoming = knock.open(&shared.pd, shared.epoch).await?;
+                answer(shared, incoming, Some(local), chosen, channels).await
+            }
+        }
+    }
+}
