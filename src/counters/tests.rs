@@ -124,7 +124,7 @@ fn k9_rails_are_added_up_and_another_device_is_named() {
     assert_eq!(first.sent.elsewhere.len(), 1);
     assert_eq!(first.sent.elsewhere[0].port, rail("erdma_1"));
     assert!(first.to_string().contains("erdma_1 port 1 10400 bytes"), "{first}");
-    for rails in [&["erdma_1"][..], &["erdma_0", "erdma_1"]] {
+    for rails in [&["erdma_1"][..], &["erdma_0", "erdma_1"], &["erdma_1", "erdma_1"]] {
         let report = verdict_of(&before, &after, &expected(rails, 10_000, 4));
         assert_eq!((report.verdict, report.sent.counted), (Verdict::Verified, Some(10_400)), "{report}");
     }

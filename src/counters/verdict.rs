@@ -1,5 +1,6 @@
 //! From counts to a verdict: the payload that is said to have been carried, between two bounds.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
@@ -86,8 +87,9 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Traffic over `rails`, all together, at a path MTU of `mtu` bytes.
+    /// Traffic over `rails`, all together, at a path MTU of `mtu` bytes. A port that is named twice counts once.
     pub fn new(rails: impl IntoIterator<Item = CounterPort>, mtu: u32) -> Self {
+        let rails: BTreeSet<_> = rails.into_iter().collect();
         Self {
             rails: rails.into_iter().collect(),
             mtu: mtu.max(LEAST_MTU).into(),
