@@ -13,7 +13,7 @@ use crate::harness::*;
 #[ignore = "needs RDMA devices"]
 fn r2_every_operation_ends_once_with_its_value() {
     on_both_runtimes(async || {
-        let CmPair { a, b, .. } = CmPair::new().await;
+        let CmPair { a, b, client: _client, server: _server } = CmPair::new().await;
         // The client's side is the first to send (iWARP).
         for len in [3, 8192] {
             let received = b.qp.recv(b.local(len).await);

@@ -25,7 +25,9 @@ use super::super::error::{ConnectError, Stage};
 use super::attr::{MAX_REJECT, foreign};
 use super::source;
 use super::thread;
-use super::verbs_error::{device_of, failed_bind, failed_call, failed_event};
+use super::verbs_error::{
+    device_of, failed_accept, failed_bind, failed_call, failed_event, failed_reply, not_ready,
+};
 use crate::device::Device;
 use crate::provider::verbs::{CmEvent, CmEventKind, CmId, VerbsCmQp, VerbsDevice};
 use crate::provider::{self, CmAttr};
@@ -202,16 +204,15 @@ impl VerbsRequest {
             target.check_new().map_err(ConnectError::resources)?;
             id.set_ack_timeout(attr.timeout);
             if !target.is_iwarp() {
-                target.ready(&id, &attr).map_err(ConnectError::resources)?;
+                target.ready(&id, &attr).map_err(|e| not_ready(e, stage))?;
             }
-            let accepted = target.accept(&id, &attr, &reply);
-            accepted.map_err(|source| ConnectError::Manager { stage, what: "rdma_accept", source })
+            target.accept(&id, &attr, &reply).map_err(|e| failed_reply(e, stage))
         });
         deadline.run(stage, async { accepting.await? }).await?;
         let stage = Stage::Established;
         let done = events.expect(stage, deadline).await?;
         if done.kind != CmEventKind::Established {
-            return Err(failed_event(done, stage, peer, &device));
+            return Err(failed_accept(done, stage, peer, &device));
         }
         qp.connected();
         Ok(VerbsConnection::new(events, local, peer, event.private))
@@ -279,7 +280,7 @@ pub(super) async fn connect(
         let stage = Stage::Established;
         let (id, target) = (events.id().clone(), qp.clone());
         let ready = thread::run(stage, move || {
-            target.ready(&id, &attr).map_err(ConnectError::resources)?;
+            target.ready(&id, &attr).map_err(|e| not_ready(e, stage))?;
             id.establish().map_err(|source| ConnectError::Manager { stage, what: "rdma_establish", source })
         });
         deadline.run(stage, async { ready.await? }).await?;
@@ -337,10 +338,9 @@ impl VerbsConnection {
         let events = self.events.lock().await;
         while !self.over.load(Ordering::Acquire) {
             match events.next().await.map(|event| event.kind) {
-                Ok(CmEventKind::Disconnected | CmEventKind::DeviceRemoval) | Err(_) => {
-                    self.over.store(true, Ordering::Release);
-                }
-                Ok(_) => {}
+                Ok(CmEventKind::Established | CmEventKind::Other(_)) => {}
+                // Also a rejection: of a server that gave up after its acceptance had come here.
+                Ok(_) | Err(_) => self.over.store(true, Ordering::Release),
             }
         }
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use super::super::error::{ConnectError, Stage};
 use crate::device::Device;
-use crate::provider::verbs::{CmEvent, CmEventKind, CmId, reject_reason, status_error};
+use crate::provider::verbs::{CmEvent, CmEventKind, CmId, NotReady, reject_reason, status_error};
 
 /// InfiniBand's reason for a rejection by the listening program, and for one because there is none.
 const CONSUMER: i32 = 28;
@@ -55,6 +55,26 @@ pub(super) fn failed_call(
     }
 }
 
+/// The acceptance was refused: by the state of a request that the client has withdrawn meanwhile (RDMA_CM does not tell of
+/// that before), or for another reason.
+pub(super) fn failed_reply(error: io::Error, stage: Stage) -> ConnectError {
+    match error.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOTCONN | libc::ECONNRESET) => {
+            tracing::debug!(%error, "a request cannot be accepted any more");
+            ConnectError::Closed { stage }
+        }
+        _ => ConnectError::Manager { stage, what: "rdma_accept", source: error },
+    }
+}
+
+/// The queue pair could not be made ready.
+pub(super) fn not_ready(error: NotReady, stage: Stage) -> ConnectError {
+    match error {
+        NotReady::Over(error) => failed_reply(error, stage),
+        NotReady::Refused(error) => ConnectError::resources(error),
+    }
+}
+
 fn is_unreachable(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -64,6 +84,15 @@ fn is_unreachable(error: &io::Error) -> bool {
 
 fn unreachable(source: io::Error, stage: Stage, addr: SocketAddr, device: &Device) -> ConnectError {
     ConnectError::Unreachable { stage, addr, device: device.name().to_owned(), source }
+}
+
+/// What an event means that is not the next step of an accept. A client that gives up withdraws its request by a
+/// rejection.
+pub(super) fn failed_accept(event: CmEvent, stage: Stage, peer: SocketAddr, device: &Device) -> ConnectError {
+    match event.kind {
+        CmEventKind::Rejected => ConnectError::Closed { stage },
+        _ => failed_event(event, stage, peer, device),
+    }
 }
 
 /// What an event means that is not the next step.
@@ -76,7 +105,7 @@ pub(super) fn failed_event(event: CmEvent, stage: Stage, to: SocketAddr, device:
         CmEventKind::Rejected => rejected(event, to),
         CmEventKind::ConnectError => manager("the connection", event.status),
         CmEventKind::DeviceRemoval => ConnectError::DeviceRemoved { stage, device: device.name().to_owned() },
-        CmEventKind::Disconnected => ConnectError::Closed { stage },
+        CmEventKind::Disconnected | CmEventKind::TimewaitExit => ConnectError::Closed { stage },
         _ => manager("RDMA_CM's order of events", event.status),
     }
 }

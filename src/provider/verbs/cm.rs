@@ -362,6 +362,15 @@ impl VerbsQp {
     }
 }
 
+/// Why a queue pair is not ready.
+#[derive(Debug)]
+pub(crate) enum NotReady {
+    /// RDMA_CM has no attributes for it: the connection is over before it was there.
+    Over(io::Error),
+    /// The device refuses to move it.
+    Refused(QpError),
+}
+
 impl VerbsCmQp {
     pub(crate) fn qp_num(&self) -> u32 {
         self.raw.qp_num()
@@ -385,26 +394,28 @@ impl VerbsCmQp {
     }
 
     /// INIT→RTR→RTS, on InfiniBand and RoCE. May block.
-    pub(crate) fn ready(&self, id: &CmId, own: &CmAttr) -> Result<(), QpError> {
-        let os = |what| move |source| QpError::Os { what, source };
+    pub(crate) fn ready(&self, id: &CmId, own: &CmAttr) -> Result<(), NotReady> {
+        let moving = |what| move |source| NotReady::Refused(QpError::Os { what, source });
         // Once more INIT: the partition is RDMA_CM's choice.
-        let (mut attr, _) = id.qp_attr(IBV_QPS_INIT).map_err(os("asking RDMA_CM for the INIT attributes"))?;
+        let (mut attr, _) = id.qp_attr(IBV_QPS_INIT).map_err(NotReady::Over)?;
         self.raw
             .init_in(attr.port_num, attr.pkey_index, self.device.capabilities().atomics)
-            .map_err(os("moving a queue pair to INIT, as RDMA_CM wants it"))?;
+            .map_err(moving("moving a queue pair to INIT, as RDMA_CM wants it"))?;
         let mask;
-        (attr, mask) = id.qp_attr(IBV_QPS_RTR).map_err(os("asking RDMA_CM for the RTR attributes"))?;
+        (attr, mask) = id.qp_attr(IBV_QPS_RTR).map_err(NotReady::Over)?;
         attr.max_dest_rd_atomic = own.max_dest_rd_atomic;
         attr.min_rnr_timer = own.min_rnr_timer;
         self.device.port().mark(&mut attr.ah_attr);
-        self.raw.modify(&mut attr, mask).map_err(os("moving a queue pair to RTR, as RDMA_CM wants it"))?;
+        self.raw
+            .modify(&mut attr, mask)
+            .map_err(moving("moving a queue pair to RTR, as RDMA_CM wants it"))?;
         let mask;
-        (attr, mask) = id.qp_attr(IBV_QPS_RTS).map_err(os("asking RDMA_CM for the RTS attributes"))?;
+        (attr, mask) = id.qp_attr(IBV_QPS_RTS).map_err(NotReady::Over)?;
         attr.max_rd_atomic = own.max_rd_atomic;
         attr.timeout = own.timeout;
         attr.retry_cnt = own.retry_cnt;
         attr.rnr_retry = own.rnr_retry;
-        self.raw.modify(&mut attr, mask).map_err(os("moving a queue pair to RTS, as RDMA_CM wants it"))
+        self.raw.modify(&mut attr, mask).map_err(moving("moving a queue pair to RTS, as RDMA_CM wants it"))
     }
 
     /// Sends the request for it. Software iWARP waits here for its TCP connection, for minutes if it must.

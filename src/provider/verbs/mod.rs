@@ -59,7 +59,7 @@ mod sys;
 )]
 mod sys_cm;
 
-pub(crate) use cm::{CmId, VerbsCmQp};
+pub(crate) use cm::{CmId, NotReady, VerbsCmQp};
 pub(crate) use cm_event::{CmEvent, CmEventKind, reject_reason, status_error};
 pub(crate) use cq::{VerbsChannel, VerbsCq};
 pub(crate) use device::{Fabric, VerbsDevice, VerbsPd, kernel_has, names};
