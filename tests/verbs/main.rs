@@ -9,9 +9,9 @@
 //!   shared_receives  all, and partly in the lab
 //!   lab_events       all, in the lab: the devices themselves are taken away
 //!   counters         all; its tests say oob_ or cm_only by themselves
-//!   cm_kv            all, each with an address: `RDMA_IP0` and `RDMA_IP1`
 //!   cm_queue_pairs   all, with RDMA_CM; RDMA_IP0 and RDMA_IP1 are the devices' addresses
 //!   cm_failures      the same, and iproute2's `rdma`
+//!   cm_kv            the same
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
 //!   oob_atomics      of these, the ones that have atomics
