@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::calls::{check, object};
-use super::context::{RawPd, user_pointer};
+use super::context::{Ended, RawPd, user_pointer};
 use super::cq::{RawCq, VerbsCq};
 use super::device::{Fabric, Port, VerbsDevice, VerbsPd};
 use super::map;
@@ -190,44 +190,18 @@ impl RawQp {
 }
 
 impl Drop for RawQp {
-    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`].
+    /// Elsewhere, since it may be a worker that drops it and nobody waits; see [`VerbsQp::destroy`].
     fn drop(&mut self) {
-        let ended = EndedQp {
-            raw: self.raw,
-            qp_num: self.qp_num,
-            pd: self.pd.clone(),
-            cqs: [self.send_cq.clone(), self.recv_cq.clone()],
-            srq: self.srq.take(),
+        let pd = self.pd.clone();
+        let keep = (pd, self.send_cq.clone(), self.recv_cq.clone(), self.srq.take());
+        let ended = Ended { context: self.pd.context.clone(), raw: self.raw, keep };
+        let destroy = move || {
+            ended.destroy("a queue pair", |lib, qp| {
+                // SAFETY: created by `create_on`, destroyed only here.
+                unsafe { lib.ibv_destroy_qp(qp) }
+            });
         };
-        match self.in_place {
-            true => ended.destroy(),
-            false => background::run(move || ended.destroy()),
-        }
-    }
-}
-
-/// A queue pair that nobody uses any more.
-struct EndedQp {
-    raw: NonNull<ibv_qp>,
-    qp_num: u32,
-    pd: Arc<RawPd>,
-    cqs: [Arc<RawCq>; 2],
-    srq: Option<Arc<VerbsSrq>>,
-}
-
-// SAFETY: the object is only passed to `ibv_destroy_qp`, by its owner, which may be any thread.
-unsafe impl Send for EndedQp {}
-
-impl EndedQp {
-    fn destroy(self) {
-        // SAFETY: created by `RawQp::create`, destroyed only here.
-        let destroyed = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw.as_ptr()) });
-        if let Err(error) = destroyed
-            && !self.pd.context.took(&error)
-        {
-            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd, self.cqs, self.srq));
-        }
+        if self.in_place { destroy() } else { background::run(destroy) }
     }
 }
 
