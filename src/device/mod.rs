@@ -206,7 +206,8 @@ impl Device {
         }
     }
 
-    /// What happens to the device from now on. Any number may listen.
+    /// What happens to the device from now on. Any number may listen. A device of the soft provider has nothing to tell:
+    /// what fails there is an operation.
     pub fn events(&self) -> DeviceEvents {
         DeviceEvents::new(self.inner.provider.events().listen())
     }

@@ -5,7 +5,7 @@
 //! first. An object whose destruction is refused is left to the process's end, with all that it needs: the device
 //! may still use it. Unless the device is gone, and its objects with it.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -62,6 +62,29 @@ impl Drop for Context {
         // SAFETY: opened by `DeviceList::open`, closed only here; what belongs to it holds an `Arc` of it and is gone.
         if let Err(error) = check(unsafe { self.lib.ibv_close_device(self.raw()) }) {
             tracing::warn!(%error, "closing an RDMA device failed");
+        }
+    }
+}
+
+/// An object that nobody uses any more, and what it needs until it is destroyed. Destroying may wait in the kernel, so it is
+/// moved to where that may be (R9).
+pub(super) struct Ended<T, K> {
+    pub(super) context: Arc<Context>,
+    pub(super) raw: NonNull<T>,
+    pub(super) keep: K,
+}
+
+// SAFETY: the object is only passed to the call that destroys it, by its owner, which may be any thread.
+unsafe impl<T, K: Send> Send for Ended<T, K> {}
+
+impl<T, K> Ended<T, K> {
+    /// Calls `destroy`, then lets go of what the object needed; or never, when it was refused.
+    pub(super) fn destroy(self, what: &str, destroy: impl FnOnce(&LibIbverbs, *mut T) -> c_int) {
+        if let Err(error) = check(destroy(self.context.lib, self.raw.as_ptr()))
+            && !self.context.took(&error)
+        {
+            tracing::error!(%error, "destroying {what} failed");
+            std::mem::forget((self.context, self.keep));
         }
     }
 }

@@ -8,8 +8,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::calls::{self, check, object};
-use super::context::{Context, user_pointer};
+use super::calls::{self, object};
+use super::context::{Context, Ended, user_pointer};
 use super::map;
 use super::qp::ERR;
 use super::sys::{ibv_comp_channel, ibv_cq, ibv_wc};
@@ -94,13 +94,13 @@ impl VerbsChannel {
 
 impl Drop for VerbsChannel {
     fn drop(&mut self) {
-        // SAFETY: created by `create`, destroyed only here; its queues hold an `Arc` of it and are gone.
-        if let Err(error) = check(unsafe { self.context.lib.ibv_destroy_comp_channel(self.raw.as_ptr()) })
-            && !self.context.took(&error)
-        {
-            tracing::warn!(%error, "destroying a completion channel failed");
-            std::mem::forget(self.context.clone());
-        }
+        let ended = Ended { context: self.context.clone(), raw: self.raw, keep: () };
+        background::run(move || {
+            ended.destroy("a completion channel", |lib, channel| {
+                // SAFETY: created by `create`, destroyed only here; its queues held an `Arc` of it and are gone.
+                unsafe { lib.ibv_destroy_comp_channel(channel) }
+            });
+        });
     }
 }
 
@@ -175,33 +175,15 @@ impl RawCq {
 }
 
 impl Drop for RawCq {
-    /// Elsewhere: a driver may wait for the last event of the queue, and it may be a worker that drops it (R9).
+    /// Elsewhere: a driver may wait for the last event of the queue, and it may be a worker that drops it.
     fn drop(&mut self) {
-        let ended = EndedCq { context: self.context.clone(), raw: self.raw, channel: self.channel.take() };
-        background::run(move || ended.destroy());
-    }
-}
-
-/// A queue that nobody uses any more.
-struct EndedCq {
-    context: Arc<Context>,
-    raw: NonNull<ibv_cq>,
-    channel: Option<Arc<VerbsChannel>>,
-}
-
-// SAFETY: the object is only passed to `ibv_destroy_cq`, by its owner, which may be any thread.
-unsafe impl Send for EndedCq {}
-
-impl EndedCq {
-    fn destroy(self) {
-        // SAFETY: created by `RawCq::create`, destroyed only here; its queue pairs held an `Arc` of it and are gone.
-        let destroyed = check(unsafe { self.context.lib.ibv_destroy_cq(self.raw.as_ptr()) });
-        if let Err(error) = destroyed
-            && !self.context.took(&error)
-        {
-            tracing::warn!(%error, "destroying a completion queue failed");
-            std::mem::forget((self.context, self.channel));
-        }
+        let ended = Ended { context: self.context.clone(), raw: self.raw, keep: self.channel.take() };
+        background::run(move || {
+            ended.destroy("a completion queue", |lib, cq| {
+                // SAFETY: created by `create`, destroyed only here; its queue pairs held an `Arc` of it and are gone.
+                unsafe { lib.ibv_destroy_cq(cq) }
+            });
+        });
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::calls::{check, object};
-use super::context::{RawPd, user_pointer};
+use super::context::{Ended, RawPd, user_pointer};
 use super::cq::{RawCq, VerbsCq};
 use super::device::{Fabric, Port, VerbsDevice, VerbsPd};
 use super::map;
@@ -144,14 +144,12 @@ impl RawQp {
     /// Under the lock of a life that is not over, which it ends.
     fn destroy_now(&self, life: &mut Life) {
         *life = Life::Destroyed;
-        // SAFETY: created by `create`, destroyed only here and once.
-        let destroyed = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) });
-        if let Err(error) = destroyed
-            && !self.pd.context.took(&error)
-        {
-            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone(), self.srq.clone()));
-        }
+        let keep = (self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone(), self.srq.clone());
+        let ended = Ended { context: self.pd.context.clone(), raw: self.raw, keep };
+        ended.destroy("a queue pair", |lib, qp| {
+            // SAFETY: created by `create_on`, destroyed only here and once.
+            unsafe { lib.ibv_destroy_qp(qp) }
+        });
     }
 
     /// Calls RDMA_CM with the number of this queue pair, which stays its own for as long.

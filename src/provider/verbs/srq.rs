@@ -3,8 +3,8 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::calls::{self, check, object};
-use super::context::{RawPd, user_pointer};
+use super::calls::{self, object};
+use super::context::{Ended, RawPd, user_pointer};
 use super::device::{Fabric, VerbsPd};
 use super::post::{Scratch, index_of};
 use super::sys::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
@@ -88,32 +88,13 @@ impl VerbsSrq {
 impl Drop for VerbsSrq {
     /// Elsewhere, unless somebody waits; see [`VerbsSrq::destroy`].
     fn drop(&mut self) {
-        let ended = EndedSrq { pd: self.pd.clone(), raw: self.raw };
-        match self.in_place {
-            true => ended.destroy(),
-            false => background::run(move || ended.destroy()),
-        }
-    }
-}
-
-/// A queue that nobody uses any more.
-struct EndedSrq {
-    pd: Arc<RawPd>,
-    raw: NonNull<ibv_srq>,
-}
-
-// SAFETY: the object is only passed to `ibv_destroy_srq`, by its owner, which may be any thread.
-unsafe impl Send for EndedSrq {}
-
-impl EndedSrq {
-    fn destroy(self) {
-        // SAFETY: created by `create_srq`, destroyed only here; its queue pairs held an `Arc` of it and are gone.
-        let destroyed = check(unsafe { self.pd.context.lib.ibv_destroy_srq(self.raw.as_ptr()) });
-        if let Err(error) = destroyed
-            && !self.pd.context.took(&error)
-        {
-            tracing::error!(%error, "destroying a shared receive queue failed");
-            std::mem::forget(self.pd);
-        }
+        let ended = Ended { context: self.pd.context.clone(), raw: self.raw, keep: self.pd.clone() };
+        let destroy = move || {
+            ended.destroy("a shared receive queue", |lib, srq| {
+                // SAFETY: created by `create_srq`, destroyed only here; its queue pairs held an `Arc` of it and are gone.
+                unsafe { lib.ibv_destroy_srq(srq) }
+            });
+        };
+        if self.in_place { destroy() } else { background::run(destroy) }
     }
 }
