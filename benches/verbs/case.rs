@@ -78,7 +78,9 @@ impl FromStr for Case {
             iterations: number(iterations, 100_000_000)? as usize,
         };
         match op {
-            Op::WriteLat | Op::SendLat if case.qps != 1 => Err(format!("{text}: a latency has one queue pair")),
+            Op::WriteLat | Op::SendLat if case.qps != 1 => {
+                Err(format!("{text}: a latency has one queue pair"))
+            }
             Op::WriteLat if !case.spin => Err(format!("{text}: write_lat polls the payload: spin")),
             _ => Ok(case),
         }

@@ -82,8 +82,9 @@ impl Link {
         let entries = 2 * depth * case.qps as u32;
         let cq = CompletionQueue::new(device, CqConfig::new(entries).spin(case.budget()))?;
         let config = QpConfig::new(depth, depth).max_inline(inline);
-        let qps =
-            (0..case.qps).map(|_| QueuePair::new(&pd, &cq, &cq, config.clone())).collect::<Result<Vec<_>, _>>()?;
+        let qps = (0..case.qps)
+            .map(|_| QueuePair::new(&pd, &cq, &cq, config.clone()))
+            .collect::<Result<Vec<_>, _>>()?;
         let memory = pd.register_exposed(Memory::anonymous(2 * case.bytes), Access::READ_WRITE).await?;
         let ours = Offer {
             qps: qps.iter().map(QueuePair::endpoint).collect::<Result<_, _>>()?,
