@@ -71,7 +71,7 @@ fn r6_a_disconnect_ends_the_operations_of_both_sides() {
     on_both_runtimes(async || {
         for by_drop in [false, true] {
             let CmPair { a, b, client, server } = CmPair::new().await;
-            let waiting = [a.qp.recv(()), b.qp.recv(())];
+            let waiting = [a.qp.recv(a.local(16).await), b.qp.recv(b.local(16).await)];
             let kept = if by_drop {
                 drop(client);
                 None
@@ -87,7 +87,7 @@ fn r6_a_disconnect_ends_the_operations_of_both_sides() {
                 let error = recv.await.0.unwrap_err();
                 assert!(matches!(error, OpError::Flushed { cause: Some(_), .. }), "{error:?}");
             }
-            let late = a.qp.send(()).await.0.unwrap_err();
+            let late = a.qp.send(a.local(16).await).await.0.unwrap_err();
             let OpError::Flushed { cause: Some(cause), .. } = late else { panic!("{late:?}") };
             assert!(matches!(*cause, OpError::Disconnected { .. }), "{cause:?}");
         }
@@ -148,7 +148,7 @@ fn k5_the_death_of_the_peers_process_disconnects() {
         let server = listener.accept().await.unwrap().accept(&b.qp, options()).await.unwrap();
         // It is connected, and knows it.
         b.qp.recv(b.local(16).await).await.0.unwrap();
-        let waiting = b.qp.recv(());
+        let waiting = b.qp.recv(b.local(16).await);
         peer.kill();
         server.disconnected().await;
         let error = waiting.await.0.unwrap_err();
@@ -176,7 +176,7 @@ fn r7_everything_is_dropped_in_any_order() {
     on_both_runtimes(async || {
         for order in 0..4 {
             let CmPair { a, b, client, server } = CmPair::new().await;
-            let (recv, send) = (b.qp.recv(()), a.qp.send(()));
+            let (recv, send) = (b.qp.recv(b.local(16).await), a.qp.send(a.local(16).await));
             match order {
                 0 => drop((a, b, client, server)),
                 1 => drop((server, client, b, a)),
@@ -201,7 +201,7 @@ fn r7_a_runtime_that_goes_away_takes_its_connections_along() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let (pair, recv) = runtime.block_on(within(async {
         let pair = CmPair::new().await;
-        let recv = pair.b.qp.recv(());
+        let recv = pair.b.qp.recv(pair.b.local(16).await);
         (pair, recv)
     }));
     drop(runtime);

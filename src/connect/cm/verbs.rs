@@ -214,7 +214,7 @@ impl VerbsRequest {
         if done.kind != CmEventKind::Established {
             return Err(failed_accept(done, stage, peer, &device));
         }
-        qp.connected();
+        qp.connected(events.id());
         Ok(VerbsConnection::new(events, local, peer, event.private))
     }
 
@@ -286,7 +286,7 @@ pub(super) async fn connect(
         deadline.run(stage, async { ready.await? }).await?;
         reply
     };
-    qp.connected();
+    qp.connected(events.id());
     let local = events.id().local_addr().unwrap_or(SocketAddr::new(IpAddr::from([0; 4]), 0));
     Ok(VerbsConnection::new(events, local, to, reply.private))
 }

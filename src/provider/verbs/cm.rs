@@ -21,7 +21,7 @@ use super::calls::{check, object};
 use super::cm_event::CmEvent;
 use super::device::{Fabric, Port, VerbsDevice};
 use super::load;
-use super::qp::{self, RawQp, VerbsQp};
+use super::qp::{self, Connecting, RawQp, VerbsQp};
 use super::sys::*;
 use super::sys_cm::*;
 use crate::error::{DeviceError, QpError};
@@ -32,6 +32,8 @@ struct Raw {
     lib: &'static LibRdmacm,
     id: Option<NonNull<rdma_cm_id>>,
     channel: NonNull<rdma_event_channel>,
+    /// The queue pair that iWARP is connecting: let go of after the identifier.
+    qp: Option<Connecting>,
 }
 
 // SAFETY: librdmacm's objects belong to no thread; who holds this is the only one that calls on them.
@@ -59,7 +61,7 @@ impl Raw {
         // SAFETY: a plain call; it takes nothing.
         let channel = object(unsafe { lib.rdma_create_event_channel() })
             .map_err(os("opening /dev/infiniband/rdma_cm (is the module rdma_ucm loaded?)"))?;
-        let this = Self { lib, id: None, channel };
+        let this = Self { lib, id: None, channel, qp: None };
         // SAFETY: the channel's descriptor is open; a flag is set.
         let set = unsafe {
             let flags = libc::fcntl(this.fd(), libc::F_GETFL);
@@ -297,6 +299,22 @@ impl CmId {
         Ok(Some(copy))
     }
 
+    /// Keeps the queue pair that is being connected.
+    fn keep(&self, qp: Connecting) {
+        let mut held = self.hold();
+        if let Some(raw) = held.0.as_mut() {
+            raw.qp = Some(qp);
+        }
+    }
+
+    /// Gives it back to its owner. One that has no owner any more is kept, and destroyed with the identifier.
+    fn let_go(&self) {
+        let mut held = self.hold();
+        if let Some(raw) = held.0.as_mut() {
+            raw.qp.take_if(|qp| !qp.is_abandoned());
+        }
+    }
+
     /// What RDMA_CM wants a queue pair of this connection to have in `state`.
     fn qp_attr(&self, state: ibv_qp_state) -> io::Result<(ibv_qp_attr, ibv_qp_attr_mask)> {
         let held = self.hold();
@@ -420,8 +438,15 @@ impl VerbsCmQp {
 
     /// Sends the request for it. Software iWARP waits here for its TCP connection, for minutes if it must.
     pub(crate) fn request(&self, id: &CmId, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
-        let call = || id.connect(self.qp_num(), attr, private);
-        if self.is_iwarp() { self.raw.while_connecting(call) } else { self.raw.while_live(call) }
+        if !self.is_iwarp() {
+            return self.raw.while_live(|| id.connect(self.qp_num(), attr, private));
+        }
+        id.keep(self.raw.connecting()?);
+        let requested = id.connect(self.qp_num(), attr, private);
+        if requested.is_err() {
+            id.let_go();
+        }
+        requested
     }
 
     /// Accepts a request with it. May block for a short while.
@@ -435,7 +460,8 @@ impl VerbsCmQp {
     }
 
     /// It is in RTS: moved there by us, or by the driver. Unless it has failed since.
-    pub(crate) fn connected(&self) {
+    pub(crate) fn connected(&self, id: &CmId) {
+        id.let_go();
         let (init, rts) = (qp::INIT, qp::RTS);
         let _ = self.raw.state.compare_exchange(init, rts, Ordering::AcqRel, Ordering::Acquire);
     }
