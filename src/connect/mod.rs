@@ -41,6 +41,8 @@ mod tests;
 pub use error::{ConnectError, Fault, Stage};
 #[cfg(test)]
 pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
+#[cfg(test)]
+pub(crate) use inband::Inband;
 
 pub(crate) use self::{
     agree::{Agreed, agree, path_mtu},
