@@ -215,7 +215,7 @@ async fn fail(kind: usize, listener: &CmListener, closed: SocketAddr) {
     }
 }
 
-/// CASES 47: a hundred failed connects, and the kernel's objects and our descriptors are as many as before.
+/// CASES 34: a hundred failed connects, and the kernel's objects and our descriptors are as many as before.
 #[test]
 #[ignore = "needs RDMA devices"]
 fn b4_a_hundred_failed_connects_leave_nothing() {
@@ -226,7 +226,6 @@ fn b4_a_hundred_failed_connects_leave_nothing() {
         let kept = CmPair::new().await;
         let before = Held::now();
         for kind in 0..100 {
-            eprintln!("{kind}");
             fail(kind, &listener, closed).await;
         }
         // Requests of clients that are gone.

@@ -2,8 +2,8 @@
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
+use std::task::Poll;
 use std::time::Duration;
 
 use landfall::connect::cm::{CmConnection, CmListener, CmOptions};
@@ -47,23 +47,21 @@ impl CmPair {
 
 /// Awaits all of them at the same time.
 pub(crate) async fn all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut futures: Vec<(Pin<Box<F>>, Option<F::Output>)> =
-        futures.into_iter().map(|f| (Box::pin(f), None)).collect();
+    let mut waiting: Vec<_> = futures.into_iter().map(|f| Some(Box::pin(f))).collect();
+    let mut outputs = Vec::new();
     std::future::poll_fn(|cx| {
-        for (future, output) in &mut futures {
-            if output.is_none()
-                && let std::task::Poll::Ready(value) = future.as_mut().poll(cx)
+        for slot in &mut waiting {
+            if let Some(future) = slot
+                && let Poll::Ready(output) = future.as_mut().poll(cx)
             {
-                *output = Some(value);
+                outputs.push(output);
+                *slot = None;
             }
         }
-        match futures.iter().all(|(_, output)| output.is_some()) {
-            true => std::task::Poll::Ready(()),
-            false => std::task::Poll::Pending,
-        }
+        if waiting.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-    futures.into_iter().filter_map(|(_, output)| output).collect()
+    outputs
 }
 
 /// This binary once more, as `cm_queue_pairs::peer_process`. Killed when dropped.

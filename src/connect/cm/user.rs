@@ -154,7 +154,7 @@ impl CmRequest {
     /// Post the first receives before: on iWARP the client must be the first to send, and this side waits for that.
     ///
     /// # Cancel safety
-    /// Dropping the future rejects the request, or ends the connection. Destroy `qp` then, as after an error.
+    /// Dropping the future rejects the request, or ends the connection. Drop `qp` then, as after an error.
     ///
     /// # Errors
     /// [`ConnectError::PrivateDataTooLong`], [`ConnectError::Timeout`], [`ConnectError::Closed`] when the client has gone;
@@ -202,8 +202,8 @@ impl CmConnection {
     /// Connects `qp` to the listener at `to`, which has an address of another RDMA device, or of a soft device's host.
     ///
     /// # Cancel safety
-    /// Dropping the future withdraws the request, and leaves nothing of it. Destroy `qp` then, as after an error: it may
-    /// have been moved on. One whose request was refused before an answer can be used again.
+    /// Dropping the future withdraws the request, and leaves nothing of it. Drop `qp` then, as after an error: it may have
+    /// been moved on.
     ///
     /// # Errors
     /// [`ConnectError::Refused`] when nobody listens there; [`ConnectError::PeerRejected`] with the listening program's words;
