@@ -116,6 +116,19 @@ async fn b1_a_bootstrap_that_breaks_off_or_breaks_the_rules_costs_nobody_else() 
     all_free(&server).await;
 }
 
+/// A landfall of another version rejects us, and is known by what it says.
+#[tokio::test]
+async fn b1_a_peer_of_another_version_is_named() {
+    let pd = domain();
+    let listener = cm::Listener::bind(pd.device(), "127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let mut future = private::encode(7);
+    future[4] = 9;
+    let reject = async { listener.accept().await.unwrap().reject(&future) };
+    let to = listener.local_addr().to_string();
+    let (refused, ()) = tokio::join!(dial_cm(&pd, &to, 5, far()), reject);
+    assert!(matches!(refused, Err(ConnectError::Version { theirs: 9, .. })), "{refused:?}");
+}
+
 /// The channel's own port is for the one that has shaken hands.
 #[tokio::test]
 async fn b5_queue_pairs_are_given_to_the_epoch_that_has_shaken_hands() {

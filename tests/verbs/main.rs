@@ -11,7 +11,7 @@
 //!   counters         all; its tests say oob_ or cm_only by themselves
 //!   cm_queue_pairs   all, with RDMA_CM; RDMA_IP0 and RDMA_IP1 are the devices' addresses
 //!   cm_failures      the same, and iproute2's `rdma`
-//!   cm_kv            the same
+//!   cm_kv, examples  the same
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
 //!   oob_atomics      of these, the ones that have atomics
@@ -27,6 +27,7 @@ mod cm_kv;
 mod cm_only;
 mod cm_queue_pairs;
 mod counters;
+mod examples;
 mod fork;
 mod harness;
 mod lab_events;
