@@ -82,7 +82,7 @@ fn r3_a_port_that_goes_down_is_told_and_one_that_comes_back() {
 
 #[test]
 #[ignore = "needs the lab"]
-fn r7_a_device_that_is_taken_away_ends_operations_and_lets_go() {
+fn r7_removal_ends_operations_and_lets_go() {
     on_both_runtimes(async || {
         let _lab = Lab;
         let device = device(0);
@@ -119,7 +119,7 @@ fn r7_a_device_that_is_taken_away_ends_operations_and_lets_go() {
 /// The driver waits for everything, also for what is dropped with the removal under way.
 #[test]
 #[ignore = "needs the lab"]
-fn r7_dropping_while_a_device_goes_returns() {
+fn r7_removal_while_everything_is_dropped_returns() {
     run(true, async {
         let _lab = Lab;
         let removal = {

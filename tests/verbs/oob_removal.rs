@@ -8,7 +8,7 @@ use crate::oob_kv::{Channels, channels, transfer};
 
 #[test]
 #[ignore = "needs the lab"]
-fn r7_a_removal_in_mid_traffic_ends_ring_operations() {
+fn r7_removal_in_mid_traffic_ends_ring_operations() {
     on_both_runtimes(async || {
         let _lab = Lab;
         let Pair { a, b } = Pair::new(64).await;
@@ -38,7 +38,7 @@ fn r7_a_removal_in_mid_traffic_ends_ring_operations() {
 
 #[test]
 #[ignore = "needs the lab"]
-fn r7_a_removal_in_mid_traffic_ends_a_channel() {
+fn r7_removal_in_mid_traffic_ends_a_channel() {
     run(true, async {
         let _lab = Lab;
         let layout = Layout::contiguous(1, 64, 64 << 10).unwrap();

@@ -48,7 +48,7 @@ fn r2_shared_receives_end_once_with_their_queue_and_after_its_queue_pairs() {
 
 #[test]
 #[ignore = "needs the lab"]
-fn r7_a_device_that_is_taken_away_ends_shared_receives() {
+fn r7_removal_ends_shared_receives() {
     run(true, async {
         let _lab = Lab;
         let device = device(0);
