@@ -99,6 +99,12 @@ macro_rules! flags {
 
 flags!(ibv_access_flags ibv_qp_attr_mask ibv_send_flags ibv_wc_flags);
 
+impl Value for rdma_sys::ibv_event_type {
+    fn value(self) -> i64 {
+        self as i64
+    }
+}
+
 trait Signature {
     fn sizes() -> Vec<usize>;
 }
