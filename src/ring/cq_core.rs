@@ -190,6 +190,10 @@ impl CqCore {
             if n > 0 {
                 armed = false;
                 self.absorb(&poller.cqes[..n], &mut poller.fx);
+                if !arm && n < BATCH {
+                    // Whoever spins looks again by itself, unless this was what it waits for.
+                    return Ok(Step::Idle);
+                }
                 continue;
             }
             self.ring.lock().polled_empty();
