@@ -238,8 +238,8 @@ async fn b4_addresses_of_the_manager() {
     let busy = a.listen(first.local_addr()).await.unwrap_err();
     assert!(matches!(busy, ConnectError::AddrInUse { addr } if addr == first.local_addr()), "{busy:?}");
     let nobody = {
-        let gone = a.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-        gone.local_addr()
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap()
     };
     let b = endpoint(Profile::Siw, layout(1, 4, 64), KvConfig::default()).await;
     let refused = b.connect(nobody).await.unwrap_err();

@@ -91,10 +91,10 @@ use std::net::SocketAddr;
 use super::deadline::Deadline;
 use super::error::ConnectError;
 use crate::device::Device;
+use crate::provider;
 use crate::provider::soft::SoftCmQp;
 #[cfg(feature = "verbs")]
 use crate::provider::verbs::VerbsCmQp;
-use crate::provider::{self};
 
 pub(crate) use crate::provider::CmAttr;
 #[cfg(any(test, fuzzing))]

@@ -11,14 +11,17 @@
 //! What may block runs on threads of its own (`thread.rs`). A future that is dropped leaves its identifier to such a
 //! thread, which destroys it: a request that was sent is withdrawn, one that came in is rejected, and a connection ends.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
 use super::super::deadline::Deadline;
 use super::super::error::{ConnectError, Stage};
@@ -315,6 +318,7 @@ pub(crate) struct VerbsConnection {
     events: Mutex<Events>,
     id: Arc<CmId>,
     over: AtomicBool,
+    ended: Notify,
     local: SocketAddr,
     peer: SocketAddr,
     private: Vec<u8>,
@@ -323,7 +327,15 @@ pub(crate) struct VerbsConnection {
 impl VerbsConnection {
     fn new(events: Events, local: SocketAddr, peer: SocketAddr, private: Vec<u8>) -> Self {
         let id = events.id().clone();
-        Self { events: Mutex::new(events), id, over: AtomicBool::new(false), local, peer, private }
+        Self {
+            events: Mutex::new(events),
+            id,
+            over: AtomicBool::new(false),
+            ended: Notify::new(),
+            local,
+            peer,
+            private,
+        }
     }
 
     pub(super) fn peer_addr(&self) -> SocketAddr {
@@ -339,17 +351,39 @@ impl VerbsConnection {
     }
 
     pub(super) async fn disconnected(&self) {
+        let mut ended = pin!(self.ended.notified());
+        // From here on it is told of an end that comes after the look.
+        ended.as_mut().enable();
+        if self.over.load(Ordering::Acquire) {
+            return;
+        }
+        let mut watch = pin!(self.watch());
+        poll_fn(|cx| match ended.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => watch.as_mut().poll(cx),
+        })
+        .await;
+    }
+
+    /// Reads events, one waiter at a time, until the end.
+    async fn watch(&self) {
         let events = self.events.lock().await;
         while !self.over.load(Ordering::Acquire) {
             match events.next().await.map(|event| event.kind) {
                 Ok(CmEventKind::Established | CmEventKind::Other(_)) => {}
-                // Also a rejection: of a server that gave up after its acceptance had come here.
-                Ok(_) | Err(_) => self.over.store(true, Ordering::Release),
+                // Also a rejection: of a server that gave up after its acceptance had come here. InfiniBand's other side
+                // waits for an answer to its disconnect.
+                Ok(_) | Err(_) => self.disconnect(),
             }
         }
     }
 
+    /// Over at once on this side, whether the other one can still be told or not.
     pub(super) fn disconnect(&self) {
+        if self.over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.ended.notify_waiters();
         let id = self.id.clone();
         let call = |id: &CmId| {
             // Fails when it has ended already.

@@ -11,6 +11,7 @@
 //!   tx.rs       frames out
 //!   rx.rs       frames in     check.rs  what of them is allowed     execute.rs, atomic.rs  what they do
 //!   link.rs     sockets: listening, dialling, who the peer is
+//!   srq.rs      shared receive queues
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //!   faults.rs   faults, where the configuration asks for them
 //! ```
@@ -18,8 +19,8 @@
 //! Profiles are data: limits, whether `sq.rs` picks the next segment in order or at random, and whether a request
 //! completes at the peer's acknowledgement or at its hand-off to TCP.
 //!
-//! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
-//! regions, the numbers. Nothing is called back under a lock.
+//! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, a shared receive
+//! queue, the table of regions, the numbers. Nothing is called back under a lock.
 
 mod atomic;
 mod channel;
@@ -36,6 +37,7 @@ mod rng;
 mod rx;
 mod service;
 mod sq;
+mod srq;
 mod sys;
 mod tuning;
 mod tx;
@@ -51,9 +53,11 @@ pub(crate) use channel::SoftChannel;
 pub(crate) use cq::SoftCq;
 pub(crate) use mr::SoftMr;
 pub(crate) use qp::{SoftCmQp, SoftQp};
+pub(crate) use srq::SoftSrq;
 
 use crate::device::{Capabilities, Profile, SoftConfig};
 use crate::error::DeviceError;
+use crate::provider::events::Events;
 
 /// A soft device: limits, an address, and the tables that its resources share.
 #[derive(Debug)]
@@ -67,6 +71,7 @@ pub(crate) struct SoftDevice {
     mrs: mr::MrTable,
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
+    events: Arc<Events>,
 }
 
 /// A protection domain: a number that keys and queue pairs must share.
@@ -93,6 +98,7 @@ impl SoftDevice {
             mrs: mr::MrTable::default(),
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),
+            events: Events::new(&format!("soft-{}", config.profile)),
         }))
     }
 
@@ -103,6 +109,11 @@ impl SoftDevice {
     /// Why queue pairs cannot be connected by hand here, and what to do. `None` where they can.
     pub(crate) fn no_manual_connect(&self) -> Option<(String, String)> {
         self.profile.no_manual_connect()
+    }
+
+    /// It has none of its own: its errors are completions.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
     }
 
     pub(crate) fn alloc_pd(self: &Arc<Self>) -> Result<Arc<SoftPd>, DeviceError> {
