@@ -32,7 +32,10 @@ use landfall::device::Profile;
 use coordinator::Coordinator;
 use plan::Plan;
 
-const USAGE: &str = "chaos [--rounds N] [--seed S] [--profile P] [--minutes M] [--keep-going] [--verbose]";
+/// What `tests/chaos` says first: the rest are its options.
+const RUN: &str = "run";
+const USAGE: &str =
+    "tests/chaos [--rounds N] [--seed S] [--profile P] [--minutes M] [--keep-going] [--verbose]";
 
 struct Args {
     rounds: u64,
@@ -44,8 +47,7 @@ struct Args {
 }
 
 impl Args {
-    /// `None` where the arguments are a test runner's, who wants to list or to choose tests.
-    fn parse(words: &[String]) -> Result<Option<Self>, String> {
+    fn parse(words: &[String]) -> Result<Self, String> {
         let mut args = Self {
             rounds: Profile::ALL.len() as u64,
             seed: 1,
@@ -68,10 +70,10 @@ impl Args {
                 }
                 "--keep-going" => args.keep_going = true,
                 "--verbose" => args.verbose = true,
-                _ => return Ok(None),
+                _ => return Err(format!("{word} is no option: {USAGE}")),
             }
         }
-        Ok(Some(args))
+        Ok(args)
     }
 }
 
@@ -80,9 +82,14 @@ fn main() -> ExitCode {
     if words.first().is_some_and(|w| w == worker::ARGUMENT) {
         return worker::main();
     }
-    let args = match Args::parse(&words) {
-        Ok(Some(args)) => args,
-        Ok(None) => return ExitCode::SUCCESS,
+    let args = match words.split_first() {
+        Some((first, options)) if first == RUN => Args::parse(options),
+        None => Args::parse(&[]),
+        // A test runner's, who wants to list or to choose tests.
+        Some(_) => return ExitCode::SUCCESS,
+    };
+    let args = match args {
+        Ok(args) => args,
         Err(error) => {
             eprintln!("{error}");
             return ExitCode::from(2);
