@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::rc::Rc;
 use std::time::Duration;
 
 use landfall::kv::{ArrivalError, Blocks, KvChannel, KvEndpoint, KvPool};
@@ -99,28 +98,39 @@ async fn watch(pool: KvPool, mut rng: Rng) {
 }
 
 async fn serve(channel: KvChannel, mut rng: Rng) {
-    let watched = Rc::new(RefCell::new(VecDeque::new()));
+    let watched = RefCell::new(VecDeque::new());
     let granting = grant(channel.clone(), Rng::new(rng.next()));
-    tokio::join!(granting, take(&channel, &watched));
+    let (granted, ended) = tokio::join!(granting, take(&channel, &watched));
     for blocks in watched.borrow_mut().drain(..) {
         check(&blocks);
     }
+    if granted != ended {
+        bad(format_args!(
+            "{granted} grants, and {ended} of them ended, each by an arrival or an abort (R2, K4)"
+        ));
+    }
 }
 
-/// Answers each message of a number by a grant of so many blocks; takes some grants back.
-async fn grant(channel: KvChannel, mut rng: Rng) {
+/// Answers each message of a number by a grant of so many blocks; takes some grants back. The number of grants.
+async fn grant(channel: KvChannel, mut rng: Rng) -> u64 {
+    let mut granted = 0;
     while let Ok(wanted) = channel.recv_message().await {
         let Ok(wanted) = wanted.try_into().map(u32::from_le_bytes) else {
-            return bad("a message that nobody sent");
+            bad("a message that nobody sent");
+            break;
         };
         let blocks = tokio::select! {
             blocks = channel.pool().alloc(wanted) => blocks,
-            _ = channel.closed() => return,
+            _ = channel.closed() => break,
         };
-        let Ok(blocks) = blocks else { return bad(format_args!("{wanted} blocks were asked for")) };
-        let Ok(grant) = channel.grant(blocks) else { return };
+        let Ok(blocks) = blocks else {
+            bad(format_args!("{wanted} blocks were asked for"));
+            break;
+        };
+        let Ok(grant) = channel.grant(blocks) else { break };
+        granted += 1;
         if channel.send_message(grant.to_bytes()).await.is_err() {
-            return;
+            break;
         }
         if rng.one_in(12) {
             for _ in 0..rng.range(0, 20) {
@@ -129,10 +139,12 @@ async fn grant(channel: KvChannel, mut rng: Rng) {
             channel.revoke(&grant);
         }
     }
+    granted
 }
 
-async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) {
-    loop {
+/// Checks what arrives until the channel has ended. The number of grants that have ended.
+async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) -> u64 {
+    for ended in 0.. {
         match channel.next_arrival().await {
             Ok(arrival) => {
                 let tag = arrival.tag();
@@ -149,11 +161,12 @@ async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) {
                 }
             }
             Err(ArrivalError::Aborted { .. }) => {}
-            Err(_) => return,
+            Err(_) => return ended,
         }
         say("step");
         tokio::task::yield_now().await;
     }
+    u64::MAX
 }
 
 fn check(blocks: &Blocks) {

@@ -20,6 +20,7 @@ on_every_profile!(
     k2_a_connection_that_dies_at_any_byte_of_the_sender,
     k2_case_48_a_confirmation_that_is_lost_is_resolved_as_landed,
     k4_a_cancel_of_what_is_held_back_travels,
+    k4_a_grant_on_a_channel_that_is_ending_ends_too,
     k5_a_reader_stalled_for_ever_is_a_lost_peer,
     k5_a_slow_rail_ends_at_the_users_deadline,
     r6_a_failed_request_ends_the_channel_and_every_write,
@@ -218,6 +219,23 @@ async fn k4_a_cancel_of_what_is_held_back_travels(profile: Profile) {
     // A healthy queue pair has survived.
     e.sender.write(request(&e, 16, 9)).await.0.unwrap();
     assert_eq!(wrong(e.receiver.next_arrival().await.unwrap().blocks(), 9, |p| p), 0);
+}
+
+/// Found by chaos: the queue pairs have failed and are not destroyed yet.
+async fn k4_a_grant_on_a_channel_that_is_ending_ends_too(profile: Profile) {
+    let e = ends(profile, "", "", config()).await;
+    let before = e.receiver.grant(e.receiver.pool().try_alloc(2).unwrap()).unwrap();
+    e.receiver.kill();
+    let mut open = vec![before.id()];
+    if let Ok(late) = e.receiver.grant(e.receiver.pool().try_alloc(2).unwrap()) {
+        open.push(late.id());
+    }
+    while let Err(ArrivalError::Aborted { grant, .. }) = e.receiver.next_arrival().await {
+        assert!(open.contains(&grant), "{grant} ended twice");
+        open.retain(|&id| id != grant);
+    }
+    assert_eq!(open, [], "the channel has ended, and these grants have not");
+    whole_again(&e).await;
 }
 
 async fn k5_a_reader_stalled_for_ever_is_a_lost_peer(profile: Profile) {

@@ -225,12 +225,17 @@ impl Inner {
         // What has arrived by now is told first; every other grant ends here. Its blocks stay until the queue pairs are
         // destroyed.
         self.events(now, after);
+        self.abort_open_grants(after);
+        // The flushes are polled by the task.
+        after.nudge = true;
+    }
+
+    /// No arrival comes any more.
+    fn abort_open_grants(&mut self, after: &mut After) {
         let open: Vec<u64> = self.grants.iter().filter(|(_, g)| !g.aborted).map(|(&id, _)| id).collect();
         for grant in open {
             self.aborted(grant, AbortReason::ConnectionLost, after);
         }
-        // The flushes are polled by the task.
-        after.nudge = true;
     }
 
     /// The arrival under `grant` will not come (K4). Told once.
@@ -267,6 +272,8 @@ impl Inner {
             conn.fenced();
         }
         self.events(now, after);
+        // Those that were issued since it began to end.
+        self.abort_open_grants(after);
         self.state = State::Ended { cause };
         // Whoever has come here, the task must see that it is over.
         after.nudge = true;
