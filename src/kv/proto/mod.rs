@@ -54,7 +54,7 @@ mod transfer;
 mod transmit;
 
 #[cfg(test)]
-mod sim;
+pub(crate) mod sim;
 #[cfg(test)]
 mod tests;
 
