@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::Script;
 use super::reduce::{self, as_list, parse_list};
 use super::summary::Summary;
 use super::world::World;
-use super::Script;
 
 const HELP: &str = "\
 cargo test -p landfall-sim -- [options]
@@ -20,6 +20,7 @@ cargo test -p landfall-sim -- [options]
   --threads N     (default: one a core)
   --find          a failure is what is looked for: says after how many seeds, and succeeds
   --seed N        one seed, again
+  --trace         and print what happens
   --without LIST  without these moves, as in 3,5-9";
 
 /// A run that has failed.
@@ -31,7 +32,7 @@ pub(super) struct Failure {
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Script { seed, without } = &self.script;
+        let Script { seed, without, .. } = &self.script;
         write!(f, "{}\nrepeat it: cargo test -p landfall-sim -- --seed {seed}", self.what)?;
         if !without.is_empty() {
             write!(f, " --without {}", as_list(without))?;
@@ -115,10 +116,14 @@ struct Options {
 fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut o = Options { seeds: 20_000, from: 0, minutes: None, threads, find: false, one: None };
-    let mut without = None;
+    let (mut without, mut trace) = (None, false);
     while let Some(arg) = args.next() {
-        if arg == "--find" {
-            o.find = true;
+        match arg.as_str() {
+            "--find" => o.find = true,
+            "--trace" => trace = true,
+            _ => {}
+        }
+        if matches!(arg.as_str(), "--find" | "--trace") {
             continue;
         }
         let value = args.next().ok_or_else(|| format!("{arg}: unknown, or its value is missing\n{HELP}"))?;
@@ -133,10 +138,13 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             _ => return Err(format!("{arg}: unknown\n{HELP}")),
         }
     }
-    match (&mut o.one, without) {
-        (Some(script), Some(without)) => script.without = without,
-        (None, Some(_)) => return Err("--without needs --seed".to_owned()),
-        _ => {}
+    match &mut o.one {
+        Some(script) => {
+            script.without = without.unwrap_or_default();
+            script.trace = trace;
+        }
+        None if trace || without.is_some() => return Err("--trace and --without need --seed".to_owned()),
+        None => {}
     }
     Ok(o)
 }
@@ -160,7 +168,8 @@ pub(crate) fn main() -> Result<(), String> {
     };
     let (result, ran) = run_until(seeds, o.threads, until);
     let seconds = start.elapsed().as_secs_f64();
-    let rate = format!("{ran} seeds in {seconds:.1} s, {:.0} a second, {} threads", ran as f64 / seconds, o.threads);
+    let rate =
+        format!("{ran} seeds in {seconds:.1} s, {:.0} a second, {} threads", ran as f64 / seconds, o.threads);
     let outcome = match result {
         Ok(summary) if o.find => Err(format!("nothing found: {rate}: {summary}")),
         Ok(summary) => {

@@ -122,6 +122,7 @@ impl World {
 
     pub(super) fn events(&mut self, ch: usize, side: usize, conn: &mut Connection) {
         while let Some(event) = conn.poll_event() {
+            self.trace(|| format!("channel {ch}, side {side}: {event:?}"));
             let channel = &self.channels[ch];
             let (me, peer) = (channel.lives[side], channel.lives[1 - side]);
             let slack = channel.cfg.abort_grace.as_micros() as u64 + REACTION;

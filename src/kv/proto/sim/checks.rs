@@ -1,7 +1,7 @@
 //! What must be true after each step, when a channel is quiet, and at the end.
 
 use super::super::{Connection, Outcome, State};
-use super::model::{GrantState, TransferKey, Transfer};
+use super::model::{GrantState, Transfer, TransferKey};
 use super::setup::{Channel, Side};
 use super::world::World;
 
@@ -120,9 +120,14 @@ impl World {
             assert!(t.done.is_some() && t.released, "k5: transfer {key:?} never ended: {t:?}");
         }
         for c in &self.channels {
-            assert!(c.sides.iter().all(|s| s.conn.is_none()), "k5: a connection never ends: {}", self.waiting());
+            assert!(
+                c.sides.iter().all(|s| s.conn.is_none()),
+                "k5: a connection never ends: {}",
+                self.waiting()
+            );
         }
-        for ((life, peer, id), g) in self.model.grants.iter().filter(|(_, g)| g.state == GrantState::Aborted) {
+        for ((life, peer, id), g) in self.model.grants.iter().filter(|(_, g)| g.state == GrantState::Aborted)
+        {
             let side = |c: &&Channel| c.ends.contains(&life.0) && c.ends.contains(peer);
             let c = self.channels.iter().find(side).expect("a channel between the two");
             let mine = &c.sides[usize::from(c.ends[1] == life.0)];
@@ -141,7 +146,9 @@ impl World {
                 out += &format!("channel {ch}, end {ep}: {state:?}, fenced {}, frozen {frozen}; ", s.fenced);
             }
         }
-        for (key, t) in self.model.transfers.iter().filter(|(_, t)| !t.gone && (t.done.is_none() || !t.released)) {
+        for (key, t) in
+            self.model.transfers.iter().filter(|(_, t)| !t.gone && (t.done.is_none() || !t.released))
+        {
             out += &format!("{key:?}: {t:?}; ");
         }
         for (key, g) in self.model.grants.iter().filter(|(_, g)| g.state == GrantState::Aborted) {

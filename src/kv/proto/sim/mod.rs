@@ -84,6 +84,8 @@ impl Rng {
 struct Script {
     seed: u64,
     without: BTreeSet<u32>,
+    /// Prints what happens.
+    trace: bool,
 }
 
 #[test]

@@ -113,7 +113,9 @@ impl Model {
                     Resolution::Unknown => assert_ne!(t.grant.0, cx.peer, "k6: the peer has not restarted"),
                 }
             }
-            Event::Arrived { transfer, grant, bytes, tag } => self.on_arrived(cx, transfer.0, grant, bytes, tag),
+            Event::Arrived { transfer, grant, bytes, tag } => {
+                self.on_arrived(cx, transfer.0, grant, bytes, tag)
+            }
             Event::Aborted { grant, .. } => {
                 let g = self.granted_by(cx, grant, "aborted");
                 assert_eq!(g.state, GrantState::Open, "k4: aborted a grant that is over");

@@ -64,16 +64,17 @@ impl Pool {
             1 => u64::MAX,
             _ => self.layout.offset(1, 0).expect("inside") - first,
         };
-        (0..layers).flat_map(move |l| {
-            let base = first + if l == 0 { 0 } else { l * layer };
-            let low = start.saturating_sub(base) / stride;
-            let high = end.saturating_sub(base).div_ceil(stride).min(blocks);
-            (low..high).filter(move |b| {
-                let at = base + b * stride;
-                at < end && start < at + BLOCK_BYTES
+        (0..layers)
+            .flat_map(move |l| {
+                let base = first + if l == 0 { 0 } else { l * layer };
+                let low = start.saturating_sub(base) / stride;
+                let high = end.saturating_sub(base).div_ceil(stride).min(blocks);
+                (low..high).filter(move |b| {
+                    let at = base + b * stride;
+                    at < end && start < at + BLOCK_BYTES
+                })
             })
-        })
-        .map(|b| b as u32)
+            .map(|b| b as u32)
     }
 
     pub(super) fn free_blocks(&self) -> Vec<u32> {

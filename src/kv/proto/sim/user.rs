@@ -16,7 +16,9 @@ impl World {
             return;
         }
         let Some(mut conn) = self.channels[ch].sides[side].conn.take() else { return };
-        match rng.below(40) {
+        let what = rng.below(40);
+        self.trace(|| format!("channel {ch}, side {side}: the user does {what}"));
+        match what {
             0..16 => self.act_grant(rng, ch, side, &mut conn),
             16..32 => self.act_write(rng, ch, side, &mut conn),
             32..34 => self.act_abort(rng, ch, side, &mut conn),

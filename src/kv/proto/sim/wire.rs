@@ -48,15 +48,29 @@ pub(super) enum Happening {
     /// The target's device executes it.
     Execute(Wr),
     /// The device of a side shows a completion. Each queue pair is polled at its own time.
-    Show { ch: usize, side: usize, item: Item, incarnation: u32 },
+    Show {
+        ch: usize,
+        side: usize,
+        item: Item,
+        incarnation: u32,
+    },
     /// A user acts.
     Act(u32),
     /// Something goes wrong.
     Fault(u32),
-    Thaw { ep: usize, life: u32 },
+    Thaw {
+        ep: usize,
+        life: u32,
+    },
     /// The queue pairs of a side whose connection was lost are flushed and destroyed.
-    Fence { ch: usize, side: usize, incarnation: u32 },
-    Reconnect { ch: usize },
+    Fence {
+        ch: usize,
+        side: usize,
+        incarnation: u32,
+    },
+    Reconnect {
+        ch: usize,
+    },
 }
 
 impl Happening {

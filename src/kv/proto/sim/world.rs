@@ -139,6 +139,7 @@ impl World {
             let touched = match (self.next_wake(), next) {
                 (Some((at, ch, side)), n) if n.is_none_or(|(t, _)| at <= t) => {
                     self.now = self.now.max(at);
+                    self.trace(|| format!("channel {ch}, side {side} wakes"));
                     self.on_wake(ch, side);
                     Some(ch)
                 }
@@ -146,6 +147,7 @@ impl World {
                     self.now = self.now.max(key.0);
                     let what = self.take(key).expect("just seen");
                     let touched = what.channel();
+                    self.trace(|| format!("{what:?}"));
                     self.on_happening(what);
                     touched
                 }
@@ -157,6 +159,12 @@ impl World {
         self.check_end();
         self.summary.micros = self.now;
         self.summary
+    }
+
+    pub(super) fn trace(&self, what: impl FnOnce() -> String) {
+        if self.script.trace {
+            println!("{:>9} {}", self.now, what());
+        }
     }
 
     fn next_wake(&self) -> Option<(u64, usize, usize)> {
