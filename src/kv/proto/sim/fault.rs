@@ -16,15 +16,19 @@ impl World {
         }
     }
 
-    /// A connection dies on some queue pairs, in one direction or both.
+    /// A connection dies: on some queue pairs, in one direction or both; or one side gives it up while all of it works.
     fn cut(&mut self, rng: &mut Rng) {
         let ch = rng.below(self.channels.len() as u64) as usize;
+        let how = rng.below(3);
+        let one = rng.below(2) as usize;
         for side in 0..2 {
+            let dies = how == 0 || (how == 1 && side == one);
             for queue in &mut self.channels[ch].sides[side].queues {
-                queue.dead |= !rng.one_in(4);
+                queue.dead |= dies && !rng.one_in(4);
             }
             let frozen = self.ends[self.channels[ch].ends[side]].frozen;
-            if rng.one_in(3) && !frozen {
+            let told = if how == 2 { side == one } else { rng.one_in(3) };
+            if told && !frozen {
                 // The driver tells; otherwise a failed work request or silence will.
                 self.tell_lost(ch, side);
             }
