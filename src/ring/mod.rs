@@ -100,7 +100,10 @@ mod completion;
 mod cq_core;
 mod future;
 mod gate;
+#[cfg(all(test, landfall_loom))]
+mod models;
 mod op;
+mod poll;
 mod qp_core;
 mod send_queue;
 mod slots;

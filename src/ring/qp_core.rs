@@ -22,7 +22,7 @@ use crate::device::ProtectionDomain;
 use crate::error::{OpError, PostError};
 use crate::memory::AnySlice;
 use crate::provider::{self, QpState, RecvWr, WrChain};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// How long a closing queue pair may take to flush before it is destroyed as it is.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
@@ -239,7 +239,7 @@ impl QpCore {
         self.doorbell(side, post, fx);
     }
 
-    fn doorbell(&self, side: &Side, mut post: std::sync::MutexGuard<'_, Post>, fx: &mut Fx) {
+    fn doorbell(&self, side: &Side, mut post: MutexGuard<'_, Post>, fx: &mut Fx) {
         let result = self.with_qp(|qp| {
             if !post.recvs.is_empty() {
                 qp.post_recv(&post.recvs)

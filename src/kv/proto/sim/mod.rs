@@ -33,27 +33,28 @@ mod user;
 mod wire;
 mod world;
 
+#[allow(unused_imports, reason = "for tests/sim")]
 pub(crate) use campaign::main;
 
 use std::collections::BTreeSet;
 
 /// splitmix64: small, good enough, and ours, so that a seed means the same for ever.
 #[derive(Debug, Clone)]
-struct Rng(u64);
+pub(super) struct Rng(u64);
 
 impl Rng {
-    fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// A generator of its own for the `n`-th of something.
-    fn nth(seed: u64, n: u64) -> Self {
+    pub(super) fn nth(seed: u64, n: u64) -> Self {
         let mut rng = Self(seed ^ (n + 1).wrapping_mul(0xd134_2543_de82_ef95));
         rng.next();
         rng
     }
 
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -61,20 +62,20 @@ impl Rng {
     }
 
     /// In `0..n`.
-    fn below(&mut self, n: u64) -> u64 {
+    pub(super) fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }
 
     /// In `low..=high`.
-    fn range(&mut self, low: u64, high: u64) -> u64 {
+    pub(super) fn range(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    fn one_in(&mut self, n: u64) -> bool {
+    pub(super) fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(super) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 }
