@@ -5,18 +5,20 @@
 //!
 //! | model | contract | broken by |
 //! |---|---|---|
-//! | `slots::r1_…` | a buffer is the slot's until its completion, also when the future is dropped meanwhile | `abandon_op` treats `Posted` as `Queued` |
-//! | `slots::r5_…` | a completion of an earlier use of a slot ends nothing | `Slots::get` ignores the generation |
-//! | `wakers::r3_…` (hand-off) | the last task that polled is woken | `poll_op` keeps the first waker |
-//! | `wakers::r3_…` (drop) | a waker never fires under the lock, nor after its future is gone | `Effects::fire` inside of the lock |
-//! | `polling::r3_…` | a completion between the last poll and the arm is seen | `poll_and_arm` answers `Idle` at the first arm |
-//! | `credits::r4_…` | never more posted than the depth; what waits is posted | `retire` does not note a half that has work queued |
-//! | `credits::r2_…` | what is submitted while the queue pair closes ends once | `Tie::closing` set after `end_queued` |
+//! | `slots` | R1: a buffer is the slot's until its completion, also when the future is dropped meanwhile | `abandon_op` discards what is posted |
+//! | `slots` | R5: a completion of an earlier use of a slot ends nothing | `Slots::get` ignores the generation |
+//! | `wakers` | R3: a task that waits is woken, the one that polled last | `poll_op` keeps the first waker |
+//! | `wakers` | R3: wakers fire, and drop, outside of the lock | `end` wakes at once |
+//! | `polling` | R3: a completion between the last poll and the arm is seen | `poll_and_arm` answers `Idle` at the first arm |
+//! | `credits` | R4: never more posted than the depth, and what waits is posted | `served` leaves a half noted |
+//! | `credits` | R7: what is submitted during a close ends, and nothing is posted after the destruction | `submit` does not look at `closing` |
 
 mod credits;
 mod polling;
 mod slots;
 mod wakers;
+
+use std::sync::atomic::Ordering;
 
 use loom::sync::Mutex as LoomMutex;
 
@@ -27,10 +29,11 @@ use crate::error::OpError;
 use crate::provider::{Cqe, SendOp, Sge, WcStatus};
 use crate::sync::{Arc, Mutex};
 
-/// Explores with at most so many preemptions of a thread that could go on: what loom's manual advises.
-fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+/// Explores every interleaving with at most so many preemptions of a thread that could go on.
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    const PREEMPTIONS: usize = 5;
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
+    builder.preemption_bound = Some(PREEMPTIONS);
     builder.check(model);
 }
 
@@ -38,6 +41,8 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 #[derive(Debug, Default)]
 struct Device {
     posted: Vec<u64>,
+    /// The queue pair is destroyed.
+    destroyed: bool,
 }
 
 /// A buffer. The device must not have its work request when it is dropped.
@@ -121,6 +126,7 @@ impl Model {
 
     fn doorbell(&self, id: u64) {
         let mut device = self.device.lock().unwrap();
+        assert!(!device.destroyed, "r7: posted to a queue pair that is destroyed");
         device.posted.push(id);
         assert!(device.posted.len() <= self.depth as usize, "r4: the queue overflows");
     }
@@ -153,8 +159,25 @@ impl Model {
                 }
             }
             ids.into_iter().for_each(|id| self.doorbell(id));
+            self.try_finish();
         }
         fx.fire();
+    }
+
+    /// `QpCore::close`.
+    fn close(&self) {
+        self.tie.closing.store(true, Ordering::Release);
+        let mut fx = Fx::default();
+        self.ring.lock().end_queued(self.half, &mut fx);
+        self.try_finish();
+        self.settle(&mut fx);
+    }
+
+    /// `QpCore::try_finish`.
+    fn try_finish(&self) {
+        if self.tie.is_closing() && self.ring.lock().is_drained(self.half) {
+            self.device.lock().unwrap().destroyed = true;
+        }
     }
 
     /// `Drop` of an `OpFuture`.

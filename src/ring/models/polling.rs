@@ -54,7 +54,7 @@ impl Polled for Driver {
 #[test]
 fn r3_no_completion_is_left_behind_an_arm() {
     const CQES: u32 = 3;
-    explore(4, || {
+    explore(|| {
         let queue = Arc::new(Queue { cqes: Mutex::new((0, false)), event: Notify::new() });
         let device = {
             let queue = queue.clone();

@@ -9,7 +9,7 @@ use crate::provider::{Cqe, WcStatus};
 /// A future is dropped while its operation completes: the buffer goes once, and not before the completion.
 #[test]
 fn r1_a_buffer_outlives_a_dropped_future() {
-    explore(3, || {
+    explore(|| {
         let m = Model::new(2);
         let key = m.submit(Owner::Future(None)).expect("open");
         let dropper = {
@@ -30,7 +30,7 @@ fn r1_a_buffer_outlives_a_dropped_future() {
 /// A slot is used again while the completion of its earlier use is still about.
 #[test]
 fn r5_a_stale_completion_ends_nothing() {
-    explore(3, || {
+    explore(|| {
         let m = Model::new(1);
         let first = m.submit(Owner::Future(None)).expect("open");
         m.abandon(first);

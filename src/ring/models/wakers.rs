@@ -7,11 +7,12 @@ use loom::future::block_on;
 use loom::thread;
 
 use super::super::slots::Owner;
+use super::super::wr_id::Key;
 use super::{Fx, Model, explore};
 use crate::sync::Arc;
 
 /// `OpFuture`: waits for the operation of `key` on the current task.
-async fn wait(m: &Model, key: super::Key) {
+async fn wait(m: &Model, key: Key) {
     std::future::poll_fn(|cx| {
         let mut fx = Fx::default();
         let out = m.ring.lock().poll_op(key, cx.waker(), &mut fx);
@@ -31,9 +32,10 @@ async fn wait(m: &Model, key: super::Key) {
 /// Two operations complete while one task waits for one after the other: it does not sleep for ever.
 #[test]
 fn r3_a_task_that_waits_is_woken() {
-    explore(3, || {
+    explore(|| {
         let m = Model::new(2);
-        let keys = [m.submit(Owner::Future(None)).expect("open"), m.submit(Owner::Future(None)).expect("open")];
+        let keys =
+            [m.submit(Owner::Future(None)).expect("open"), m.submit(Owner::Future(None)).expect("open")];
         let driver = {
             let m = m.clone();
             thread::spawn(move || {
@@ -59,7 +61,7 @@ fn r3_the_last_task_that_polled_is_woken() {
     impl Wake for Nobody {
         fn wake(self: StdArc<Self>) {}
     }
-    explore(3, || {
+    explore(|| {
         let m = Model::new(1);
         let key = m.submit(Owner::Future(None)).expect("open");
         let driver = {
@@ -76,14 +78,14 @@ fn r3_the_last_task_that_polled_is_woken() {
     });
 }
 
-/// A waker is the user's code: it may come back into the ring, which must not be locked then, and a dropped future's
-/// waker goes without that.
+/// A waker is the user's code: it may come back into the ring when it fires, and when it is dropped.
 #[test]
 fn r3_wakers_fire_and_drop_outside_of_the_lock() {
     struct Reenters(Arc<Model>);
     impl Reenters {
         fn look(&self) {
-            assert!(self.0.ring.try_lock().is_some(), "r3: a waker under the ring's lock");
+            // Under the ring's lock: a deadlock.
+            drop(self.0.ring.lock());
         }
     }
     impl Wake for Reenters {
@@ -91,20 +93,31 @@ fn r3_wakers_fire_and_drop_outside_of_the_lock() {
             self.look();
         }
     }
-    explore(2, || {
+    impl Drop for Reenters {
+        fn drop(&mut self) {
+            self.look();
+        }
+    }
+    explore(|| {
         let m = Model::new(1);
         let key = m.submit(Owner::Future(None)).expect("open");
         let driver = {
             let m = m.clone();
-            thread::spawn(move || {
-                let cqe = m.finish_one().expect("posted");
-                m.complete(&cqe);
-            })
+            thread::spawn(move || m.complete(&m.finish_one().expect("posted")))
         };
+        // Two tasks poll, one after the other; then the future is dropped.
+        let mut pending = true;
+        for _ in 0..2 {
+            let waker = Waker::from(StdArc::new(Reenters(m.clone())));
+            let mut fx = Fx::default();
+            let polled = pending.then(|| m.ring.lock().poll_op(key, &waker, &mut fx)).flatten();
+            pending &= polled.is_none();
+            fx.fire();
+        }
+        if pending {
+            m.abandon(key);
+        }
         driver.join().unwrap();
-        let mut fx = Fx::default();
-        let waker = Waker::from(StdArc::new(Reenters(m.clone())));
-        let _ = m.ring.lock().poll_op(key, &waker, &mut fx);
-        fx.fire();
+        assert_eq!(m.dropped(), 1);
     });
 }
