@@ -113,6 +113,21 @@ struct Options {
     one: Option<Script>,
 }
 
+/// What a test harness may ask of its programs, also of this one: answers whether there is nothing to run.
+fn as_test(args: &mut Vec<String>) -> bool {
+    const NAME: &str = "k1_to_k8_hold_under_seeds";
+    if args.iter().any(|a| a == "--list") {
+        println!("{NAME}: test");
+        return true;
+    }
+    args.retain(|a| !matches!(a.as_str(), "--nocapture" | "--no-capture" | "--quiet" | "-q" | "--exact"));
+    // A filter.
+    if args.first().is_some_and(|a| !a.starts_with('-')) {
+        return !NAME.contains(&args.remove(0));
+    }
+    false
+}
+
 fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut o = Options { seeds: 20_000, from: 0, minutes: None, threads, find: false, one: None };
@@ -152,7 +167,11 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
 /// The program of `tests/sim`.
 #[allow(dead_code, reason = "called there only")]
 pub(crate) fn main() -> Result<(), String> {
-    let o = options(std::env::args().skip(1))?;
+    let mut args = std::env::args().skip(1).collect();
+    if as_test(&mut args) {
+        return Ok(());
+    }
+    let o = options(args.into_iter())?;
     if let Some(script) = o.one {
         // The panic shows where.
         let summary = attempt(&script).map_err(|f| f.to_string())?;
