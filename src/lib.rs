@@ -22,8 +22,8 @@
 //! `#[non_exhaustive]`. Both ends of a connection have to run the same version; the handshake refuses another one. The
 //! minimum Rust version is 1.95. Linux only.
 //!
-//! RDMA devices are driven through libibverbs, where queue pairs can be connected out of band; tried on the kernel's
-//! soft-RoCE, not on a network card yet. The soft provider has the semantics of RDMA queue pairs over TCP, without a
+//! RDMA devices are driven through libibverbs and librdmacm; tried on the kernel's soft-RoCE and soft-iWARP, not on a network
+//! card yet. The soft provider has the semantics of RDMA queue pairs over TCP, without a
 //! device. [`guide::transports`] says what is true on each.
 //!
 //! # An example
@@ -66,7 +66,7 @@
 //!  Ring         ring                    operations in, completions out; slots own the buffers; batches
 //!  Resources    ring, memory, device    queue pairs, completion queues, regions, protection domains; the reactor
 //!  Provider     (private)               the boundary, shaped like libibverbs; behind it: verbs (libibverbs), soft (TCP)
-//!  Bootstrap    connect                 two endpoints find each other: out of band, over TCP
+//!  Bootstrap    connect                 two endpoints find each other: out of band over TCP, or by RDMA_CM
 //! ```
 //!
 //! Most programs need [`kv`] only, and [`device`] to open what it runs on. [`ring`] is for protocols of your own.
@@ -97,6 +97,8 @@ mod completion_queue;
 mod provider;
 mod queue_pair;
 mod random;
+#[cfg(feature = "verbs")]
+mod raw;
 mod reactor;
 mod sync;
 mod wire;

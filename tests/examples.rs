@@ -16,7 +16,12 @@ use tokio::process::{Child, ChildStderr, Command};
 /// Longer than anything takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-const PROFILES: [&str; 4] = ["default", "erdma-compat", "srd", "tiny"];
+const PROFILES: [&str; 6] = ["default", "erdma-compat", "erdma-standard", "siw", "srd", "tiny"];
+
+/// What `auto` takes.
+fn bootstrap(profile: &str) -> &'static str {
+    if matches!(profile, "erdma-standard" | "siw") { "cm" } else { "oob" }
+}
 
 fn block_on<T>(test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
@@ -152,7 +157,7 @@ fn k1_every_profile_and_page_size_is_verified() {
                 for (field, value) in [
                     ("transport", Value::from("tcp")),
                     ("profile", profile.into()),
-                    ("bootstrap", "oob".into()),
+                    ("bootstrap", bootstrap(profile).into()),
                     ("requests", 2.into()),
                     ("descriptors", (2 * 3 * 256 / page).into()),
                     ("landed_bytes", (2 * 3 * 256 * 1152).into()),
@@ -171,6 +176,43 @@ fn k1_every_profile_and_page_size_is_verified() {
     });
 }
 
+/// Every profile by the connection manager, whatever `auto` would take.
+#[test]
+fn b5_every_profile_by_the_connection_manager() {
+    block_on(async {
+        for profile in PROFILES {
+            let args = format!("--profile {profile} --bootstrap cm --requests 2 --tokens 256 --layers 3");
+            let seen = report(kv_stream(&args)).await;
+            assert_eq!((&seen["verified"], &seen["bootstrap"]), (&true.into(), &"cm".into()), "{seen}");
+            assert_eq!(seen["bootstrap_reason"], "it was asked for");
+            let args = format!(
+                "--profile {profile} --bootstrap cm --iters 10 --warmup 1 --sizes 64 --op send,write,kv"
+            );
+            let seen = report(ping_pong(&args)).await;
+            assert_eq!((&seen["bootstrap"], seen["results"].as_array().unwrap().len()), (&"cm".into(), 3));
+        }
+        let seen = report(kv_stream("--transport tcp --profile siw --tokens 64")).await;
+        assert_eq!((&seen["path"]["notify"], &seen["path"]["bootstrap"]), (&"send".into(), &"cm".into()));
+    });
+}
+
+/// CASES 44: eRDMA in standard mode. The error names the cause, the module parameter's file, and the fix.
+#[test]
+fn k9_standard_mode_refuses_out_of_band_and_says_the_fix() {
+    block_on(async {
+        for about in ["RTS", "/sys/module/erdma/parameters/compat_mode", "RDMA_CM", "compat_mode=Y"] {
+            let refused =
+                kv_stream("--json --transport tcp --profile erdma-standard --bootstrap oob --tokens 64");
+            complains(refused, about).await;
+        }
+        let seen = report(kv_stream("--transport tcp --profile erdma-standard --tokens 64")).await;
+        assert_eq!((&seen["verified"], &seen["bootstrap"]), (&true.into(), &"cm".into()));
+        assert!(seen["bootstrap_reason"].as_str().unwrap().contains("compat_mode is N"), "{seen}");
+        let people = output(kv_stream("--profile erdma-standard --tokens 64")).await;
+        assert!(text(&people.stdout).contains("bootstrap cm: the device cannot"), "{}", text(&people.stdout));
+    });
+}
+
 fn bytes_written(report: &Value) -> u64 {
     let qps = report["path"]["qps"].as_array().unwrap();
     qps.iter().map(|qp| qp["bytes_written"].as_u64().unwrap()).sum()
@@ -180,7 +222,7 @@ fn bytes_written(report: &Value) -> u64 {
 #[test]
 fn k3_several_queue_pairs_are_verified() {
     block_on(async {
-        for (profile, qps) in [("default", 4), ("erdma-compat", 4), ("srd", 4), ("tiny", 2)] {
+        for (profile, qps) in [("default", 4), ("erdma-compat", 4), ("siw", 4), ("srd", 4), ("tiny", 2)] {
             let args = format!(
                 "--profile {profile} --qps {qps} --requests 2 --tokens 512 --page 1 --run 2 --layers 4"
             );
@@ -222,7 +264,7 @@ fn k9_the_report_says_what_was_asked_for() {
 fn k1_files_arrive_with_the_same_digest() {
     block_on(async {
         let scratch = Scratch::new("files");
-        for (profile, len) in PROFILES.into_iter().zip([0usize, 1, (1 << 20) + 1, 1 << 18]) {
+        for (profile, len) in PROFILES.into_iter().zip([0usize, 1, (1 << 20) + 1, 1 << 18, 77, 100_000]) {
             let bytes: Vec<u8> = (0..len).map(|i| ((i * 31) >> 3) as u8).collect();
             let digest: String = Sha256::digest(&bytes).iter().map(|b| format!("{b:02x}")).collect();
             let (input, stored) = (scratch.file("in", &bytes), scratch.path("out"));
@@ -290,6 +332,10 @@ fn r10_every_wrong_argument_is_one_line() {
             ("--json=yes", "--json"),
             ("--profile fast", "erdma-compat"),
             ("--profile=", "erdma-compat"),
+            ("--bootstrap rdma", "auto, oob, cm"),
+            ("--device rxe0", "--transport verbs"),
+            ("--transport verbs", "--device"),
+            ("--transport verbs --device rxe0 --profile siw", "--profile"),
             ("--transport rdma", "tcp"),
             ("--listen", "--listen"),
             ("--listen localhost:1", "IP:PORT"),
@@ -420,18 +466,23 @@ fn k9_ping_pong_reports_every_operation_and_size() {
     block_on(async {
         for (profile, spin, mode) in PROFILES
             .into_iter()
-            .zip([0, 50, 0, 50])
+            .zip([0, 50, 0, 50, 0, 50])
             .map(|(p, spin)| (p, spin, if spin == 0 { "event" } else { "spin" }))
         {
+            // siw has no immediates.
+            let ops: &[&str] =
+                if profile == "siw" { &["send", "write", "kv"] } else { &["send", "imm", "write", "kv"] };
             let seen = report(ping_pong(&format!(
-                "--profile {profile} --spin {spin} --op send,imm,write,kv --sizes 2,4097,65536 --iters 40 --warmup 4"
+                "--profile {profile} --spin {spin} --op {} --sizes 2,4097,65536 --iters 40 --warmup 4",
+                ops.join(",")
             )))
             .await;
             assert_eq!((&seen["profile"], &seen["mode"]), (&profile.into(), &mode.into()));
+            assert_eq!(seen["bootstrap"], bootstrap(profile));
             let results = seen["results"].as_array().unwrap();
-            assert_eq!(results.len(), 4 * 3);
+            assert_eq!(results.len(), ops.len() * 3);
             for (at, result) in results.iter().enumerate() {
-                assert_eq!(result["op"], ["send", "imm", "write", "kv"][at / 3]);
+                assert_eq!(result["op"], ops[at / 3]);
                 assert_eq!(result["size"], [2, 4097, 65536][at % 3]);
                 assert_eq!(result["iters"], 40);
                 let us = |field: &str| result[field].as_f64().unwrap();
@@ -478,6 +529,10 @@ fn r10_ping_pong_complains_in_one_line() {
             ("--sizes 0", "from 1"),
             ("--iters 0", "--iters"),
             ("--profile fast", "erdma-compat"),
+            ("--bootstrap rdma", "auto, oob, cm"),
+            ("--port 1", "--transport verbs"),
+            ("--profile siw --op imm", "immediate"),
+            ("--profile siw --bootstrap oob --sizes 64", "RDMA_CM"),
             ("--connect localhost", "IP:PORT"),
             ("--connect 127.0.0.1:1", "127.0.0.1:1"),
             ("--listen 127.0.0.1:0 --listen 127.0.0.1:0", "--listen"),

@@ -1,5 +1,7 @@
-//! What the examples share: how they print, complain and end, where data connections are made, and the peer process.
+//! What the examples share: how they print, complain and end, their device, where data connections are made, and the peer
+//! process.
 
+pub(crate) mod device;
 pub(crate) mod peer;
 
 use std::io::Write;

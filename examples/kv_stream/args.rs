@@ -5,9 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use landfall::device::Profile;
+use crate::common::device::{DeviceArgs, device_usage, number};
 
-pub(crate) const USAGE: &str = "\
+pub(crate) const USAGE: &str = concat!(
+    "\
 kv_stream: stream KV cache, block by block, from a prefill to a decode process; each write resolves when it has landed
 
   kv_stream [OPTIONS]                   starts its peer process itself
@@ -16,12 +17,9 @@ kv_stream: stream KV cache, block by block, from a prefill to a decode process; 
 
 Both sides must name the same layout (--page, --tokens, --requests, --run, --layers, --token-bytes), or the same kind of --file.
 
-  --transport NAME       tcp (no device needed) or verbs (an RDMA device) [tcp]
-  --device NAME          the RDMA device of --transport verbs, as `rdma link` or ibv_devices name it
-  --peer-device NAME     that of the peer process which is started here  [as --device]
-  --port N               port of the RDMA device                         [1]
-  --gid-index N          index in its GID table                          [by rule]
-  --profile NAME         soft profile: default, erdma-compat, erdma-standard, siw, srd, tiny  [default]
+",
+    device_usage!(),
+    "\
   --qps N                queue pairs of the channel, 1 to 64             [1]
   --spin MICROSECONDS    spin budget of a wait; 0 sleeps at once         [0]
   --requests N           requests to stream                              [3]
@@ -36,7 +34,8 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
   --deadline SECONDS     deadline of a write                             [60]
   --json                 one JSON object on standard output
   --quiet                no progress bar
-";
+"
+);
 
 /// Which side of the stream this process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,21 +46,10 @@ pub(crate) enum Side {
     Connect(SocketAddr),
 }
 
-/// The RDMA devices of `--transport verbs`.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Verbs {
-    pub(crate) device: String,
-    pub(crate) peer_device: Option<String>,
-    pub(crate) port: Option<u8>,
-    pub(crate) gid_index: Option<u32>,
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct Args {
     pub(crate) side: Side,
-    pub(crate) profile: Option<Profile>,
-    /// `Some` with `--transport verbs`.
-    pub(crate) verbs: Option<Verbs>,
+    pub(crate) device: DeviceArgs,
     pub(crate) qps: usize,
     pub(crate) spin: Duration,
     pub(crate) requests: u32,
@@ -83,8 +71,7 @@ impl Default for Args {
     fn default() -> Self {
         Self {
             side: Side::Alone,
-            profile: None,
-            verbs: None,
+            device: DeviceArgs::default(),
             qps: 1,
             spin: Duration::ZERO,
             requests: 3,
@@ -106,7 +93,6 @@ impl Default for Args {
 /// `Ok(None)` when help was asked for.
 pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args>, String> {
     let mut a = Args::default();
-    let (mut transport, mut verbs, mut verbs_option) = ("tcp".to_owned(), Verbs::default(), None);
     let mut words = words.map(|word| {
         word.into_string().map_err(|word| format!("argument {word:?} is not UTF-8; rename the file"))
     });
@@ -119,6 +105,9 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             Some(value) => Ok(value.clone()),
             None => words.next().transpose()?.ok_or_else(|| format!("{flag} needs a value; see --help")),
         };
+        if a.device.take(&flag, &mut value)? {
+            continue;
+        }
         match flag.as_str() {
             "--help" | "-h" => return Ok(None),
             "--listen" | "--connect" if a.side != Side::Alone => {
@@ -128,14 +117,6 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             }
             "--listen" => a.side = Side::Listen(address(&flag, &value()?)?),
             "--connect" => a.side = Side::Connect(address(&flag, &value()?)?),
-            "--transport" => transport = value()?,
-            "--device" => verbs.device = value()?,
-            "--peer-device" => verbs.peer_device = Some(value()?),
-            "--port" => verbs.port = Some(number(&flag, &value()?, 1, 255)? as u8),
-            "--gid-index" => verbs.gid_index = Some(number(&flag, &value()?, 0, 255)? as u32),
-            "--profile" => {
-                a.profile = Some(value()?.parse().map_err(|e: landfall::error::DeviceError| e.to_string())?);
-            }
             "--qps" => a.qps = number(&flag, &value()?, 1, 64)? as usize,
             "--spin" => a.spin = Duration::from_micros(number(&flag, &value()?, 0, 60_000_000)?),
             "--requests" => a.requests = number(&flag, &value()?, 1, 1 << 20)? as u32,
@@ -152,25 +133,11 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             "--child" => a.child = true,
             _ => return Err(format!("unknown argument {flag:?}; see --help")),
         }
-        if matches!(flag.as_str(), "--device" | "--peer-device" | "--port" | "--gid-index") {
-            verbs_option = Some(flag.clone());
-        }
         if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child") {
             return Err(format!("{flag} takes no value"));
         }
     }
-    match (transport.as_str(), verbs_option) {
-        ("tcp", None) => {}
-        ("tcp", Some(option)) => return Err(format!("{option} is of --transport verbs; add that")),
-        ("verbs", _) if verbs.device.is_empty() => {
-            return Err("--transport verbs needs --device NAME; ibv_devices lists the names".to_owned());
-        }
-        ("verbs", _) if a.profile.is_some() => {
-            return Err("--profile is of --transport tcp; a device is what it is".to_owned());
-        }
-        ("verbs", _) => a.verbs = Some(verbs),
-        (name, _) => return Err(format!("--transport {name:?}: the transports are tcp and verbs")),
-    }
+    a.device.check()?;
     if a.tokens % a.page != 0 {
         return Err(format!(
             "--tokens {} is not a multiple of --page {}; choose a page that divides it",
@@ -178,13 +145,6 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         ));
     }
     Ok(Some(a))
-}
-
-fn number(flag: &str, text: &str, least: u64, most: u64) -> Result<u64, String> {
-    match text.parse::<u64>() {
-        Ok(n) if (least..=most).contains(&n) => Ok(n),
-        _ => Err(format!("{flag} {text:?}: a whole number from {least} to {most} is needed")),
-    }
 }
 
 fn address(flag: &str, text: &str) -> Result<SocketAddr, String> {

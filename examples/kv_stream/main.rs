@@ -12,13 +12,14 @@ mod file;
 mod prefill;
 mod report;
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use args::{Args, Side};
+use common::device::managed_address;
 use common::peer::Peer;
 pub(crate) use common::{Error, print};
-use common::{complain, data_address, program};
-use landfall::device::{Device, SoftConfig};
+use common::{complain, program};
 use landfall::kv::{Dtype, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
 use landfall::memory::Memory;
 use serde::{Deserialize, Serialize};
@@ -49,7 +50,7 @@ async fn run(args: &Args) -> Result<(), Error> {
             // Mistakes are found before anybody connects.
             let sink = args.file.as_deref().map(file::Sink::create).transpose()?;
             let endpoint = endpoint(args, PoolAccess::Target).await?;
-            let mut listener = endpoint.listen(address).await?;
+            let mut listener = endpoint.listen(listen_address(args, &endpoint, address).await?).await?;
             if args.child {
                 print(&format!("{}\n", listener.local_addr()))?;
             } else {
@@ -74,47 +75,35 @@ async fn run(args: &Args) -> Result<(), Error> {
     }
 }
 
+/// A peer process listens where its parent reaches it: a connection manager wants an address of the device.
+async fn listen_address(args: &Args, endpoint: &KvEndpoint, given: SocketAddr) -> Result<SocketAddr, Error> {
+    if args.child && args.device.is_verbs() && args.device.by_manager(endpoint.device()) {
+        return Ok((managed_address(endpoint.device()).await?, given.port()).into());
+    }
+    Ok(given)
+}
+
 /// A device, a pool that holds one request, and an endpoint.
 async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> {
-    let device = device(args)?;
+    let device = args.device.open(side(args))?;
     let layout = layout(args)?;
     let memory = Memory::anonymous(layout.required_bytes());
     let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
-    let config = KvConfig::default().qps(args.qps).spin(args.spin).require_rdma(args.verbs.is_some());
+    let config = KvConfig::default()
+        .qps(args.qps)
+        .spin(args.spin)
+        .require_rdma(args.device.is_verbs())
+        .bootstrap(args.device.bootstrap);
     Ok(KvEndpoint::new(pool, config)?)
 }
 
-fn device(args: &Args) -> Result<Device, Error> {
-    if let Some(verbs) = &args.verbs {
-        return verbs_device(verbs);
+/// The address of this process, and whether it is the one that listens.
+fn side(args: &Args) -> Option<(SocketAddr, bool)> {
+    match args.side {
+        Side::Alone => None,
+        Side::Listen(address) => Some((address, true)),
+        Side::Connect(address) => Some((address, false)),
     }
-    let mut soft = SoftConfig::from_env()?;
-    if let Some(profile) = args.profile {
-        soft = soft.profile(profile);
-    }
-    if let Side::Listen(address) | Side::Connect(address) = args.side
-        && let Some(ip) = data_address(address, matches!(args.side, Side::Listen(_)))
-    {
-        soft = soft.address(ip);
-    }
-    Ok(Device::soft(soft)?)
-}
-
-#[cfg(feature = "verbs")]
-fn verbs_device(verbs: &args::Verbs) -> Result<Device, Error> {
-    let mut config = landfall::device::VerbsConfig::new();
-    if let Some(port) = verbs.port {
-        config = config.port(port);
-    }
-    if let Some(index) = verbs.gid_index {
-        config = config.gid_index(index);
-    }
-    Ok(Device::verbs(&verbs.device, config)?)
-}
-
-#[cfg(not(feature = "verbs"))]
-fn verbs_device(_: &args::Verbs) -> Result<Device, Error> {
-    Err("--transport verbs: this build is without it; build with the feature \"verbs\"".into())
 }
 
 pub(crate) fn layout(args: &Args) -> Result<Layout, Error> {
@@ -136,22 +125,9 @@ fn peer_args(args: &Args) -> Vec<String> {
     option("--token-bytes", &args.token_bytes);
     option("--page", &args.page);
     option("--run", &args.run);
-    if let Some(verbs) = &args.verbs {
-        option("--transport", &"verbs");
-        option("--device", verbs.peer_device.as_ref().unwrap_or(&verbs.device));
-        if let Some(port) = verbs.port {
-            option("--port", &port);
-        }
-        // The index is of our device's table; on another device the rule chooses.
-        if let (Some(index), None) = (verbs.gid_index, &verbs.peer_device) {
-            option("--gid-index", &index);
-        }
-    }
-    if let Some(profile) = args.profile {
-        option("--profile", &profile);
-    }
     if args.file.is_some() {
         option("--file", &"/dev/null");
     }
+    line.extend(args.device.peer());
     line
 }

@@ -83,6 +83,7 @@ impl Report {
             "transport": path.transport,
             "profile": self.profile,
             "bootstrap": path.bootstrap,
+            "bootstrap_reason": path.bootstrap_reason,
             "requests": self.requests,
             "descriptors": self.descriptors,
             "wrs": self.wrs,
@@ -103,6 +104,7 @@ impl Report {
         let mut text = format!(
             "{} requests, {} descriptors in {} work requests, {} bytes\n\
              local completion {:.3} s, landed {:.3} s, {:.2} GB/s\n\
+             bootstrap {}: {}\n\
              path: {path}\n",
             self.requests,
             self.descriptors,
@@ -110,7 +112,9 @@ impl Report {
             self.landed_bytes,
             self.local.as_secs_f64(),
             self.landed.as_secs_f64(),
-            self.gb_per_s()
+            self.gb_per_s(),
+            path.bootstrap,
+            path.bootstrap_reason
         );
         if let Some(sha256) = &self.sha256 {
             text += &format!("sha256 {sha256}\n");

@@ -1,6 +1,6 @@
 //! What the two sides tell each other out of band, before each measurement: JSON, a line each, over TCP.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use landfall::memory::RemoteRegion;
@@ -36,12 +36,17 @@ pub(crate) struct Plan {
     pub(crate) spin_us: u64,
     /// The longest that it may take.
     pub(crate) deadline_s: u64,
+    /// A connection manager connects the queue pairs.
+    pub(crate) by_manager: bool,
 }
 
 /// A queue pair and the memory that the peer may write to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Raw {
-    pub(crate) qp: QpEndpoint,
+    /// `None` where a connection manager connects it.
+    pub(crate) qp: Option<QpEndpoint>,
+    /// Where the answering side awaits the connection manager's request.
+    pub(crate) listens: Option<SocketAddr>,
     pub(crate) region: RemoteRegion,
 }
 
@@ -83,6 +88,11 @@ impl Exchange {
             }
             Err(_) => Err(format!("connecting to {address}: no answer within {PATIENCE:?}").into()),
         }
+    }
+
+    /// This side's address.
+    pub(crate) fn local_ip(&self) -> Result<IpAddr, Error> {
+        Ok(self.stream.get_ref().local_addr()?.ip())
     }
 
     pub(crate) async fn say(&mut self, message: &impl Serialize) -> Result<(), Error> {

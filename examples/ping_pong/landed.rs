@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use landfall::device::Device;
-use landfall::kv::{Blocks, Grant, KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
+use landfall::kv::{Blocks, Bootstrap, Grant, KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
 
 use crate::common::Error;
 use crate::exchange::Plan;
@@ -16,7 +16,9 @@ pub(crate) async fn endpoint(device: &Device, plan: Plan) -> Result<KvEndpoint, 
     // Twice the grants: the next ones may be made before the last arrival was taken.
     let layout = Layout::contiguous(1, 2 * GRANTS, plan.size)?;
     let pool = KvPool::new(&device.alloc_pd()?, layout).await?;
-    Ok(KvEndpoint::new(pool, KvConfig::default().spin(Duration::from_micros(plan.spin_us)))?)
+    let bootstrap = if plan.by_manager { Bootstrap::Cm } else { Bootstrap::Oob };
+    let config = KvConfig::default().spin(Duration::from_micros(plan.spin_us)).bootstrap(bootstrap);
+    Ok(KvEndpoint::new(pool, config)?)
 }
 
 /// The measuring side.

@@ -17,10 +17,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use args::{Args, Side};
+use common::device::managed_address;
 use common::peer::Peer;
-use common::{Error, complain, data_address, print, program};
+use common::{Error, complain, print, program};
 use exchange::{Answer, Ask, Exchange, OpKind, Plan};
-use landfall::device::{Device, SoftConfig};
+use landfall::connect::cm::CmListener;
+use landfall::device::Device;
 use report::Report;
 use rounds::{Echo, Lane};
 use tokio::net::TcpListener;
@@ -30,31 +32,22 @@ fn main() -> ExitCode {
 }
 
 async fn run(args: &Args) -> Result<(), Error> {
-    let device = device(args)?;
+    let device = args.device.open(match args.side {
+        Side::Alone => None,
+        Side::Listen(address) => Some((address, true)),
+        Side::Connect(address) => Some((address, false)),
+    })?;
     match args.side {
         Side::Listen(address) => listen(args, &device, address).await,
         Side::Connect(address) => measure_all(args, &device, address).await,
         Side::Alone => {
             let mut line = vec!["--child".to_owned(), "--listen=127.0.0.1:0".to_owned()];
-            line.extend(args.profile.map(|profile| format!("--profile={profile}")));
+            line.extend(args.device.peer());
             let (peer, address) = Peer::start(line).await?;
             measure_all(args, &device, address).await?;
             peer.ended().await
         }
     }
-}
-
-fn device(args: &Args) -> Result<Device, Error> {
-    let mut soft = SoftConfig::from_env()?;
-    if let Some(profile) = args.profile {
-        soft = soft.profile(profile);
-    }
-    if let Side::Listen(address) | Side::Connect(address) = args.side
-        && let Some(ip) = data_address(address, matches!(args.side, Side::Listen(_)))
-    {
-        soft = soft.address(ip);
-    }
-    Ok(Device::soft(soft)?)
 }
 
 async fn by<T>(deadline_s: u64, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
@@ -71,9 +64,12 @@ async fn measure_all(args: &Args, device: &Device, address: SocketAddr) -> Resul
     let mut report = Report::new();
     let rounds = args.warmup.saturating_add(args.iters);
     let (spin_us, deadline_s) = (args.spin.as_micros() as u64, args.deadline.as_secs());
-    for &op in &args.ops {
+    let by_manager = args.device.by_manager(device);
+    let usual =
+        if device.capabilities().immediate { &[OpKind::Send, OpKind::Imm][..] } else { &[OpKind::Send] };
+    for &op in args.ops.as_deref().unwrap_or(usual) {
         for &size in &args.sizes {
-            let plan = Plan { op, size, rounds, spin_us, deadline_s };
+            let plan = Plan { op, size, rounds, spin_us, deadline_s, by_manager };
             let mut times = by(deadline_s, measure(device, plan, &mut exchange))
                 .await
                 .map_err(|why| format!("{op:?} of {size} bytes: {}", common::chain(why.as_ref())))?;
@@ -94,7 +90,7 @@ async fn measure(device: &Device, plan: Plan, exchange: &mut Exchange) -> Result
         return Ok(times);
     }
     let lane = Lane::new(device, plan).await?;
-    exchange.say(&Ask::Measure { plan, raw: Some(lane.raw()?) }).await?;
+    exchange.say(&Ask::Measure { plan, raw: Some(lane.raw(None)?) }).await?;
     let Answer::Raw(peer) = answer(exchange).await? else { return Err(unexpected()) };
     let (times, qp) = lane.measure(&peer).await?;
     through(exchange).await?;
@@ -169,7 +165,7 @@ async fn serve_one(
     match (plan.op, raw) {
         (OpKind::Kv, None) => {
             let endpoint = landed::endpoint(device, plan).await?;
-            let mut listener = endpoint.listen((device.address(), 0).into()).await?;
+            let mut listener = endpoint.listen(data_address_of(device, plan, exchange).await?).await?;
             exchange.say(&Answer::Kv(listener.local_addr())).await?;
             let channel = listener.accept().await?;
             landed::serve(&channel).await?;
@@ -177,8 +173,13 @@ async fn serve_one(
         }
         (OpKind::Send | OpKind::Imm | OpKind::Write, Some(peer)) => {
             let lane = Lane::new(device, plan).await?;
-            let ours = lane.raw()?;
-            let echo = Echo::new(lane, &peer).await?;
+            let manager = if plan.by_manager {
+                Some(CmListener::bind(device, data_address_of(device, plan, exchange).await?).await?)
+            } else {
+                None
+            };
+            let ours = lane.raw(manager.as_ref().map(CmListener::local_addr))?;
+            let echo = Echo::new(lane, &peer, manager).await?;
             exchange.say(&Answer::Raw(ours)).await?;
             let (qp, _memory) = echo.serve().await?;
             is_through(exchange).await?;
@@ -187,6 +188,16 @@ async fn serve_one(
         }
         _ => Err(unexpected()),
     }
+}
+
+/// Where this side listens for one measurement.
+async fn data_address_of(device: &Device, plan: Plan, exchange: &Exchange) -> Result<SocketAddr, Error> {
+    let ip = match (device.is_rdma(), plan.by_manager) {
+        (false, _) => device.address(),
+        (true, false) => exchange.local_ip()?,
+        (true, true) => managed_address(device).await?,
+    };
+    Ok((ip, 0).into())
 }
 
 async fn is_through(exchange: &mut Exchange) -> Result<(), Error> {

@@ -45,6 +45,7 @@ impl Report {
             "transport": device.transport(),
             "device": device.name(),
             "profile": device.profile().map(|p| p.to_string()),
+            "bootstrap": bootstrap(args, device),
             "mode": mode(args),
             "spin_us": args.spin.as_micros() as u64,
             "results": results,
@@ -54,9 +55,10 @@ impl Report {
 
     pub(crate) fn text(&self, args: &Args, device: &Device) -> String {
         let mut text = format!(
-            "{} over {}, {} mode; round trips in µs\n",
+            "{} over {}, bootstrap {}, {} mode; round trips in µs\n",
             device.transport(),
             device.name(),
+            bootstrap(args, device),
             mode(args)
         );
         text +=
@@ -75,6 +77,10 @@ impl Report {
         }
         text
     }
+}
+
+fn bootstrap(args: &Args, device: &Device) -> &'static str {
+    if args.device.by_manager(device) { "cm" } else { "oob" }
 }
 
 fn mode(args: &Args) -> &'static str {

@@ -1,7 +1,9 @@
 //! Round trips over a queue pair: SEND and RECV, WRITE_WITH_IMM, and WRITE.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use landfall::connect::cm::{CmConnection, CmListener, CmOptions};
 use landfall::device::Device;
 use landfall::error::OpError;
 use landfall::memory::{Access, Exposed, Local, Memory, Region, RemoteSlice, Slice};
@@ -36,13 +38,22 @@ impl Lane {
         Ok(Self { plan, qp, source: sized(source)?, target: sized(target)?, exposed })
     }
 
-    pub(crate) fn raw(&self) -> Result<Raw, Error> {
-        Ok(Raw { qp: self.qp.endpoint()?, region: self.exposed.remote() })
+    /// `listens` is the answering side's, where a connection manager connects.
+    pub(crate) fn raw(&self, listens: Option<SocketAddr>) -> Result<Raw, Error> {
+        let qp = if self.plan.by_manager { None } else { Some(self.qp.endpoint()?) };
+        Ok(Raw { qp, listens, region: self.exposed.remote() })
     }
 
     /// The measuring side: the time of each round. The queue pair is for the caller to close, when the peer is through.
-    pub(crate) async fn measure(self, peer: &Raw) -> Result<(Vec<Duration>, QueuePair), Error> {
-        self.qp.connect(&peer.qp, Role::Active, ConnectOptions::default()).await?;
+    pub(crate) async fn measure(self, peer: &Raw) -> Result<(Vec<Duration>, Connected), Error> {
+        let manager = match (&peer.qp, peer.listens) {
+            (Some(qp), None) => {
+                self.qp.connect(qp, Role::Active, ConnectOptions::default()).await?;
+                None
+            }
+            (None, Some(to)) => Some(CmConnection::connect(&self.qp, to, CmOptions::new()).await?),
+            _ => return Err("the peer says nothing of how to connect".into()),
+        };
         let to = peer.region.slice(0, self.plan.size)?;
         let mut times = Vec::with_capacity(self.plan.rounds as usize);
         let Self { plan, qp, mut source, mut target, exposed: _exposed } = self;
@@ -77,7 +88,20 @@ impl Lane {
             }
             sent?;
         }
-        Ok((times, qp))
+        Ok((times, Connected { qp, manager }))
+    }
+}
+
+/// A queue pair, and the connection manager's connection, if it has one.
+pub(crate) struct Connected {
+    qp: QueuePair,
+    manager: Option<CmConnection>,
+}
+
+impl Connected {
+    pub(crate) async fn close(self) {
+        self.qp.close().await;
+        drop(self.manager);
     }
 }
 
@@ -106,6 +130,7 @@ async fn there_and_back<P: Buffer, A: Buffer>(
 pub(crate) struct Echo {
     plan: Plan,
     qp: QueuePair,
+    manager: Option<CmListener>,
     source: Slice<Local>,
     to: RemoteSlice,
     exposed: Region<Exposed>,
@@ -119,20 +144,29 @@ enum First {
 }
 
 impl Echo {
-    pub(crate) async fn new(lane: Lane, peer: &Raw) -> Result<Self, Error> {
+    /// `manager` awaits the request for it, where one connects.
+    pub(crate) async fn new(lane: Lane, peer: &Raw, manager: Option<CmListener>) -> Result<Self, Error> {
         let Lane { plan, qp, source, target, exposed } = lane;
-        qp.connect(&peer.qp, Role::Passive, ConnectOptions::default()).await?;
+        match (&peer.qp, &manager) {
+            (Some(peer), None) => qp.connect(peer, Role::Passive, ConnectOptions::default()).await?,
+            (None, Some(_)) => {}
+            _ => return Err("the peer wants to connect in another way".into()),
+        }
         let first = match plan.op {
             OpKind::Send => First::Message(qp.recv(target)),
             OpKind::Imm => First::Immediate(qp.recv(())),
             OpKind::Write | OpKind::Kv => First::Nothing,
         };
-        Ok(Self { plan, qp, source, to: peer.region.slice(0, plan.size)?, exposed, first })
+        Ok(Self { plan, qp, manager, source, to: peer.region.slice(0, plan.size)?, exposed, first })
     }
 
     /// Answers each round. What it gives back must live until the peer is through: it may only write, without answers.
-    pub(crate) async fn serve(self) -> Result<(QueuePair, Region<Exposed>), Error> {
-        let Self { plan, qp, mut source, to, exposed, first } = self;
+    pub(crate) async fn serve(self) -> Result<(Connected, Region<Exposed>), Error> {
+        let Self { plan, qp, manager, mut source, to, exposed, first } = self;
+        let manager = match manager {
+            Some(listener) => Some(listener.accept().await?.accept(&qp, CmOptions::new()).await?),
+            None => None,
+        };
         match first {
             First::Message(mut ping) => {
                 for _ in 0..plan.rounds {
@@ -159,7 +193,7 @@ impl Echo {
             }
             First::Nothing => {}
         }
-        Ok((qp, exposed))
+        Ok((Connected { qp, manager }, exposed))
     }
 }
 

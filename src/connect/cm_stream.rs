@@ -118,9 +118,18 @@ pub(crate) async fn dial_cm(
                 stream.attach(line);
                 return Ok((stream, addr));
             }
-            Ok(Err(error)) => error,
+            Ok(Err(error)) => by_version(error),
             Err(_) => deadline.timeout(Stage::Dial),
         };
     }
     Err(failed)
+}
+
+/// A landfall of another version has rejected us, and says so.
+fn by_version(error: ConnectError) -> ConnectError {
+    let ConnectError::PeerRejected { private_data, .. } = &error else { return error };
+    match private::parse(private_data, Stage::Reply) {
+        Err(version @ ConnectError::Version { .. }) => version,
+        _ => error,
+    }
 }

@@ -271,6 +271,9 @@ fn refusal_of(e: &ConnectError) -> Option<Reject> {
     match e {
         ConnectError::Version { ours, theirs } => Some(Reject::Version { ours: *ours, theirs: *theirs }),
         ConnectError::Malformed { what, .. } => Some(Reject::Malformed { what: what.clone() }),
+        ConnectError::Unexpected { kind, .. } if *kind == Kind::CmRequest as u16 => {
+            Some(Reject::other_bootstrap("out of band", "by a connection manager"))
+        }
         ConnectError::TooLarge { .. } | ConnectError::Unexpected { .. } => {
             Some(Reject::Malformed { what: e.to_string() })
         }

@@ -10,7 +10,7 @@
 //! Where a connection manager has connected the queue pair, its word that the peer is gone ends the stream, after
 //! everything that has come.
 //!
-//! One task uses a stream at a time. It sleeps on the completion channel's descriptor, by the rules of `reactor` (R3).
+//! What it is to tokio is in `stream`. One task uses a stream at a time. It sleeps on the completion channel's descriptor, by the rules of `reactor` (R3).
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::cm::Connection;
 use super::error::ConnectError;
@@ -31,8 +30,9 @@ use crate::provider::{Armed, Cq, Cqe, Qp, QpInit, RecvWr, SendOp, Sge, WcStatus,
 use crate::reactor::{self, ChannelFd};
 use window::Window;
 
+mod stream;
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
 mod window;
 
 /// Receives posted on each side, and sends that may be outstanding. Together within the shortest queues that there are.
@@ -328,80 +328,5 @@ fn kind_of(status: WcStatus) -> io::ErrorKind {
         WcStatus::RetryExceeded | WcStatus::RnrRetryExceeded => io::ErrorKind::TimedOut,
         WcStatus::LocalLength => io::ErrorKind::InvalidData,
         _ => io::ErrorKind::Other,
-    }
-}
-
-impl AsyncRead for Inband {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        loop {
-            if let Some(front) = this.unread.front_mut() {
-                let bytes = &this.recv[front.slot][front.at..front.end];
-                let n = bytes.len().min(buf.remaining());
-                buf.put_slice(&bytes[..n]);
-                front.at += n;
-                if front.at == front.end {
-                    let slot = front.slot;
-                    this.unread.pop_front();
-                    this.repost(slot);
-                }
-                return Poll::Ready(Ok(()));
-            }
-            if this.got_end {
-                return Poll::Ready(Ok(()));
-            }
-            if let Some(error) = this.error() {
-                return Poll::Ready(Err(error));
-            }
-            ready!(this.poll_progress(cx));
-        }
-    }
-}
-
-impl AsyncWrite for Inband {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        loop {
-            if let Some(error) = this.error() {
-                return Poll::Ready(Err(error));
-            }
-            if this.sent_end {
-                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
-            }
-            if buf.is_empty() {
-                return Poll::Ready(Ok(0));
-            }
-            if this.may_send() {
-                let n = buf.len().min(MESSAGE - HEAD);
-                return Poll::Ready(this.post(DATA, &buf[..n]).map(|()| n));
-            }
-            ready!(this.poll_progress(cx));
-        }
-    }
-
-    /// What was written is posted: there is nothing to wait for.
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    /// Says that nothing follows, and waits until everything sent has completed: the peer's device has it.
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        loop {
-            if this.sent_end && this.free.len() == this.send.len() {
-                return Poll::Ready(Ok(()));
-            }
-            if let Some(error) = this.error() {
-                return Poll::Ready(Err(error));
-            }
-            if !this.sent_end && this.may_send() {
-                this.sent_end = true;
-                if let Err(error) = this.post(END, &[]) {
-                    return Poll::Ready(Err(error));
-                }
-                continue;
-            }
-            ready!(this.poll_progress(cx));
-        }
     }
 }

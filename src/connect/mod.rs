@@ -5,19 +5,22 @@
 //! [`ring`](crate::ring) are connected by an exchange of the user's own, see
 //! [`QpEndpoint`](crate::ring::QpEndpoint), or by the connection manager, see [`cm`]. There is no authentication yet.
 //!
-//! Out of band over TCP (`oob`): a listener and a dial, then four frames.
+//! Out of band (`oob`): a listener and a dial over TCP, then four frames. By a connection manager (`cm_stream`): a small
+//! queue pair is connected first, and the same frames run over it.
 //!
 //! ```text
 //!   client                          server
-//!   Hello       ─────────────────►  checks it, builds and connects its queue pairs
+//!   Hello       ─────────────────►  checks it, builds its queue pairs (and connects them, out of band)
 //!   connects    ◄─────────────────  HelloReply, or Reject with both values
 //!   Ready       ─────────────────►  knows that the client can receive
 //!   may send    ◄─────────────────  ReadyAck
 //! ```
 //!
 //! `frame` is the framing, `hello` (with `codec`) and `reject` are what travels, `agree` is what two hellos make
-//! together, `handshake` drives the four frames over any stream. Which of two connections is kept is decided by the caller
-//! (`kv::peers`), between the steps; so are the queue pairs built. Nothing here touches a provider.
+//! together, `handshake` drives the four frames over any stream; `gate` bounds how many at once. Which of two connections
+//! is kept is decided by the caller (`kv::peers`), between the steps; so are the queue pairs built. [`cm`] is the connection
+//! manager, and `lines` its connections under the queue pairs of a channel. `inband`, the stream over a queue pair, and
+//! [`cm`] touch a provider; nothing else here does.
 
 mod agree;
 pub mod cm;
@@ -41,6 +44,8 @@ mod tests;
 pub use error::{ConnectError, Fault, Stage};
 #[cfg(test)]
 pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
+#[cfg(test)]
+pub(crate) use inband::Inband;
 
 pub(crate) use self::{
     agree::{Agreed, agree, path_mtu},

@@ -89,6 +89,16 @@ mod tag {
 }
 
 impl Reject {
+    /// The two sides connect queue pairs in different ways.
+    pub(crate) fn other_bootstrap(listens: &str, dials: &str) -> Self {
+        Self::Unsupported {
+            what: format!(
+                "the listening side connects queue pairs {listens}, the dialling side {dials}; choose the same \
+                 bootstrap on both sides"
+            ),
+        }
+    }
+
     fn code(&self) -> u16 {
         match self {
             Self::Layout { .. } => 1,

@@ -81,6 +81,7 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<Vec<Region<Exposed>>, MemoryError> {
         let limit = self.inner.device.capabilities().max_mr_size;
+        let access = memory.access(access);
         self.blocking(move |pd| Region::register_pieces(pd, memory.map()?, limit, access)).await
     }
 
@@ -89,6 +90,7 @@ impl ProtectionDomain {
         if asked > limit {
             return Err(MemoryError::TooLarge { asked, limit });
         }
+        let access = memory.access(access);
         self.blocking(move |pd| Region::register(pd, memory.map()?, access)).await
     }
 

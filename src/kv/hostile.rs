@@ -13,20 +13,20 @@ use crate::connect::{
 use crate::device::{Device, SoftConfig};
 use crate::provider::QpAddress;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-async fn endpoint(config: KvConfig) -> KvEndpoint {
+pub(super) async fn endpoint(config: KvConfig) -> KvEndpoint {
     let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
     KvEndpoint::new(KvPool::new(&pd, Layout::contiguous(2, 8, 64).unwrap()).await.unwrap(), config).unwrap()
 }
 
-async fn server(config: KvConfig) -> (KvEndpoint, KvListener) {
+pub(super) async fn server(config: KvConfig) -> (KvEndpoint, KvListener) {
     let server = endpoint(config).await;
     let listener = server.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.unwrap();
     (server, listener)
 }
 
-fn hello(epoch: u64) -> Hello {
+pub(super) fn hello(epoch: u64) -> Hello {
     let gid = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
     Hello {
         epoch,
@@ -66,14 +66,14 @@ async fn shake(to: SocketAddr, hello: &Hello) -> Result<Hello, ConnectError> {
 }
 
 /// Every block comes back to the pool.
-async fn all_free(server: &KvEndpoint) {
+pub(super) async fn all_free(server: &KvEndpoint) {
     let alloc = tokio::time::timeout(PATIENCE, server.pool().alloc(8));
     alloc.await.expect("blocks are missing").unwrap();
 }
 
 /// One write lands, there and back.
-async fn check(listener: &mut KvListener) {
-    let good = endpoint(KvConfig::default()).await;
+pub(super) async fn check(listener: &mut KvListener, config: KvConfig) {
+    let good = endpoint(config).await;
     let (ours, theirs) = tokio::join!(good.connect(listener.local_addr()), listener.accept());
     let (ours, theirs) = (ours.unwrap(), theirs.unwrap());
     for (from, to) in [(&ours, &theirs), (&theirs, &ours)] {
@@ -131,7 +131,7 @@ async fn b1_extreme_hellos_end_in_a_refusal_or_in_a_channel() {
             Err(error) => assert!(!fits, "{what}: {error}"),
         }
     }
-    check(&mut listener).await;
+    check(&mut listener, KvConfig::default()).await;
     all_free(&server).await;
 }
 
@@ -192,7 +192,7 @@ async fn b1_a_peer_that_sends_garbage_on_the_data_connection_ends_its_channel_al
         // Its connection is closed: what was said before, then the end or a reset.
         let _ = tokio::task::spawn_blocking(move || stream.read_to_end(&mut Vec::new())).await.unwrap();
     }
-    check(&mut listener).await;
+    check(&mut listener, KvConfig::default()).await;
 }
 
 #[tokio::test]

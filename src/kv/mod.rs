@@ -42,6 +42,8 @@ mod grant;
 mod handshake;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod hostile_managed;
 pub mod layout;
 mod managed;
 mod path;

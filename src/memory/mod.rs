@@ -28,6 +28,7 @@ pub use remote::{Access, RemoteRegion, RemoteSlice};
 pub use slice::{AnySlice, Slice};
 
 use crate::error::MemoryError;
+use crate::provider::AccessFlags;
 
 /// Whether the pages of a region are faulted in when it is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -45,6 +46,7 @@ pub struct Memory {
     source: Source,
     len: u64,
     prefault: Prefault,
+    relaxed_ordering: bool,
 }
 
 enum Source {
@@ -66,13 +68,13 @@ impl std::fmt::Debug for Source {
 impl Memory {
     /// Page-aligned, zeroed memory of this process.
     pub fn anonymous(len: u64) -> Self {
-        Self { source: Source::Anonymous, len, prefault: Prefault::Yes }
+        Self::new(Source::Anonymous, len)
     }
 
     /// Page-aligned, zeroed memory in a memfd that is sealed against shrinking and growing, so that it can be shared
     /// with another process of this host.
     pub fn memfd(len: u64) -> Self {
-        Self { source: Source::Memfd, len, prefault: Prefault::Yes }
+        Self::new(Source::Memfd, len)
     }
 
     /// Memory of the caller. `owner` is dropped after the last use of it, also by a device.
@@ -82,13 +84,36 @@ impl Memory {
     /// - Until then nothing but this crate accesses it: no reference to it exists or is made, and it is given to
     ///   `from_raw` once.
     pub unsafe fn from_raw(ptr: *mut u8, len: u64, owner: Box<dyn Any + Send + Sync>) -> Self {
-        Self { source: Source::User { addr: ptr.expose_provenance(), owner }, len, prefault: Prefault::Yes }
+        Self::new(Source::User { addr: ptr.expose_provenance(), owner }, len)
+    }
+
+    fn new(source: Source, len: u64) -> Self {
+        Self { source, len, prefault: Prefault::Yes, relaxed_ordering: false }
     }
 
     /// Whether the pages are faulted in at registration. The default is [`Prefault::Yes`].
     pub fn prefault(mut self, prefault: Prefault) -> Self {
         self.prefault = prefault;
         self
+    }
+
+    /// Lets the device's writes into it overtake each other on the way through the PCIe fabric
+    /// (`IBV_ACCESS_RELAXED_ORDERING`), which some hosts need for full bandwidth. The default is not to. A device, driver or
+    /// kernel that does not know this does without; the soft provider has nothing to relax.
+    ///
+    /// It changes what may be seen when, and no result: bytes that a peer has written are visible after a **completion** on
+    /// this side that comes behind them, the receive of an immediate or of a SEND. That is what a
+    /// [`KvChannel`](crate::kv) goes by, so that its arrivals and `Landed` mean the same. What no longer holds is a habit:
+    /// polling for the last byte of a WRITE, or for a flag behind it, says nothing of the bytes before. Do not combine it with
+    /// memory that peers use atomics on to tell of other memory.
+    pub fn relaxed_ordering(mut self, relaxed: bool) -> Self {
+        self.relaxed_ordering = relaxed;
+        self
+    }
+
+    /// `access`, and what the memory itself asks for.
+    pub(crate) fn access(&self, access: AccessFlags) -> AccessFlags {
+        if self.relaxed_ordering { access.union(AccessFlags::RELAXED_ORDERING) } else { access }
     }
 
     /// Bytes.

@@ -113,6 +113,11 @@ impl<K: Kind> Region<K> {
         self.inner.lkey()
     }
 
+    #[cfg(feature = "verbs")]
+    pub(crate) fn provider(&self) -> &provider::Mr {
+        &self.inner.mr
+    }
+
     /// Never: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.inner.len == 0

@@ -14,6 +14,8 @@
 //! A software transport has no hardware that works in the background: its I/O happens inside [`Cq::poll`], on the
 //! thread that polls. That is why [`Cq::arm`] can answer [`Armed::More`].
 
+#[cfg(feature = "verbs")]
+mod raw;
 pub(crate) mod soft;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
@@ -35,9 +37,16 @@ impl AccessFlags {
     pub(crate) const REMOTE_WRITE: Self = Self(1 << 1);
     pub(crate) const REMOTE_READ: Self = Self(1 << 2);
     pub(crate) const REMOTE_ATOMIC: Self = Self(1 << 3);
+    /// Of the range of optional flags: a device that does not know it does without.
+    pub(crate) const RELAXED_ORDERING: Self = Self(1 << 20);
 
     pub(crate) const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For drivers that do not know an optional flag.
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     pub(crate) const fn union(self, other: Self) -> Self {

@@ -153,7 +153,8 @@ async fn b1_sides_that_bootstrap_differently_are_refused() {
         let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let address = listener.local_addr();
         let refused = sending.connect(address).await.unwrap_err();
-        assert!(!matches!(refused, ConnectError::Timeout { .. }), "{dials} to {listens}: {refused:?}");
+        assert!(matches!(refused, ConnectError::Unsupported { .. }), "{dials} to {listens}: {refused:?}");
+        assert!(refused.to_string().contains("the same bootstrap"), "{refused}");
         // The next one, of the right kind, is served.
         let right = endpoint(Profile::Default, layout(1, 1, 64), config(listens)).await;
         let (ours, theirs) = tokio::join!(right.connect(address), listener.accept());
@@ -226,4 +227,26 @@ async fn k1_a_completion_at_hand_off_is_no_landing() {
     assert_eq!(wrong(receiver.next_arrival().await.unwrap().blocks(), 9, |p| p), 0);
     drop((sender, receiver, listener, sending, receiving));
     runtime.shutdown_background();
+}
+
+/// CASES 46, by the manager.
+#[tokio::test]
+async fn b4_addresses_of_the_manager() {
+    let a = endpoint(Profile::Siw, layout(1, 4, 64), KvConfig::default()).await;
+    let first = a.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    assert_ne!(first.local_addr().port(), 0);
+    let busy = a.listen(first.local_addr()).await.unwrap_err();
+    assert!(matches!(busy, ConnectError::AddrInUse { addr } if addr == first.local_addr()), "{busy:?}");
+    let nobody = {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap()
+    };
+    let b = endpoint(Profile::Siw, layout(1, 4, 64), KvConfig::default()).await;
+    let refused = b.connect(nobody).await.unwrap_err();
+    assert!(matches!(refused, ConnectError::Refused { addr } if addr == nobody), "{refused:?}");
+    // On every address, and by a name.
+    let mut any = a.listen("[::]:0".parse().unwrap()).await.unwrap();
+    let port = any.local_addr().port();
+    let (ours, theirs) = tokio::join!(b.connect(format!("localhost:{port}")), any.accept());
+    assert_eq!((ours.unwrap().path().bootstrap, theirs.unwrap().path().bootstrap), ("cm", "cm"));
 }

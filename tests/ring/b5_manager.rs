@@ -1,5 +1,8 @@
 //! Queue pairs that the connection manager connects, on every profile of the soft provider.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use landfall::connect::ConnectError;
@@ -71,6 +74,113 @@ fn r6_a_disconnect_ends_operations_and_is_their_cause() {
             assert!(matches!(*cause, OpError::Disconnected { .. }), "{cause:?}");
         }
     });
+}
+
+/// Where the process below connects to.
+const TO: &str = "LANDFALL_TEST_TO";
+
+/// SIGKILL of the peer's process.
+#[test]
+fn k5_the_death_of_the_peers_process_disconnects() {
+    run(false, async {
+        let device = device(Profile::Default);
+        let b = Side::new(&device, 8, Duration::ZERO);
+        let listener = CmListener::bind(&device, "127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let mut peer = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "b5_manager::peer_process", "--ignored", "--nocapture"])
+            .env(TO, listener.local_addr().to_string())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let server = listener.accept().await.unwrap().accept(&b.qp, options()).await.unwrap();
+        b.qp.recv(b.local(16).await).await.0.unwrap();
+        let waiting = b.qp.recv(());
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+        server.disconnected().await;
+        let error = waiting.await.0.unwrap_err();
+        assert!(matches!(error, OpError::Flushed { cause: Some(_), .. }), "{error:?}");
+    });
+}
+
+#[test]
+#[ignore = "the process that another test kills"]
+fn peer_process() {
+    let to = std::env::var(TO).expect("started by the test that kills it").parse().unwrap();
+    run(false, async {
+        let device = device(Profile::Default);
+        let a = Side::new(&device, 8, Duration::ZERO);
+        let connection = CmConnection::connect(&a.qp, to, options()).await.unwrap();
+        a.qp.send(a.local(16).await).await.0.unwrap();
+        connection.disconnected().await;
+    });
+}
+
+/// CASES 34, on the soft provider: nobody listens, rejected, dropped at any step.
+#[test]
+fn b4_a_hundred_failed_connects_leave_no_descriptor() {
+    alone("b5_manager::failed_connects");
+}
+
+#[test]
+#[ignore = "counts the descriptors of its process"]
+fn failed_connects() {
+    run(false, async {
+        let device = device(Profile::Default);
+        let any = "127.0.0.1:0".parse().unwrap();
+        let closed = CmListener::bind(&device, any).await.unwrap().local_addr();
+        let listener = CmListener::bind(&device, any).await.unwrap();
+        let to = listener.local_addr();
+        let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = descriptors();
+        for kind in 0..100u32 {
+            let a = Side::new(&device, 8, Duration::ZERO);
+            match kind % 3 {
+                0 => {
+                    let error = CmConnection::connect(&a.qp, closed, options()).await.unwrap_err();
+                    assert!(matches!(error, ConnectError::Refused { .. }), "{error:?}");
+                }
+                1 => {
+                    let connect = CmConnection::connect(&a.qp, to, options());
+                    let reject = async {
+                        // Requests of those that were dropped come too.
+                        loop {
+                            listener.accept().await.unwrap().reject(b"no");
+                        }
+                    };
+                    let error = beside(connect, reject).await.unwrap_err();
+                    assert!(matches!(error, ConnectError::PeerRejected { .. }), "{error:?}");
+                }
+                _ => {
+                    let mut connect = pin!(CmConnection::connect(&a.qp, to, options()));
+                    for _ in 0..kind / 3 % 6 {
+                        let polled = poll_fn(|cx| Poll::Ready(connect.as_mut().poll(cx))).await;
+                        assert!(polled.is_pending());
+                        tokio::task::yield_now().await;
+                    }
+                }
+            }
+            a.qp.close().await;
+            a.cq.close().await;
+        }
+        let reject = async {
+            loop {
+                listener.accept().await.unwrap().reject(b"no");
+            }
+        };
+        // Driver tasks end at their own pace, and requests of those that were dropped are still there.
+        beside(until(|| descriptors() <= before), reject).await;
+    });
+}
+
+/// Runs `background` for as long as `main` takes.
+async fn beside<T>(main: impl Future<Output = T>, background: impl Future<Output = ()>) -> T {
+    let (mut main, mut background) = (pin!(main), pin!(background));
+    poll_fn(|cx| {
+        assert!(background.as_mut().poll(cx).is_pending());
+        main.as_mut().poll(cx)
+    })
+    .await
 }
 
 #[test]

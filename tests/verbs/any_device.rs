@@ -117,6 +117,18 @@ fn r9_large_regions_come_and_go() {
     });
 }
 
+/// Devices and drivers that do not know the flag ignore it.
+#[test]
+#[ignore = "needs RDMA devices"]
+fn k1_memory_with_relaxed_ordering_is_registered_on_every_device() {
+    run(false, async {
+        let pd = device(0).alloc_pd().unwrap();
+        let memory = || Memory::anonymous(10_000).relaxed_ordering(true);
+        pd.register_exposed(memory(), Access::READ_WRITE).await.unwrap();
+        pd.register_local(memory()).await.unwrap();
+    });
+}
+
 /// CASES 45, in a process of its own, whose limit it is.
 #[test]
 #[ignore = "needs RDMA devices"]

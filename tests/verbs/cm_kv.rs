@@ -3,6 +3,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use landfall::connect::ConnectError;
 use landfall::kv::{
     ArrivalError, Bootstrap, Cause, Grant, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout,
     WriteError, WriteRequest,
@@ -10,6 +11,7 @@ use landfall::kv::{
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::cm_harness::{Held, address};
 use crate::harness::*;
 
 const BLOCKS: u32 = 64;
@@ -26,15 +28,17 @@ fn by_cm() -> KvConfig {
 }
 
 async fn endpoint(number: usize, config: KvConfig) -> KvEndpoint {
-    let pool = KvPool::new(&device(number).alloc_pd().unwrap(), layout()).await.unwrap();
+    endpoint_of(number, layout(), config).await
+}
+
+async fn endpoint_of(number: usize, layout: Layout, config: KvConfig) -> KvEndpoint {
+    let pool = KvPool::new(&device(number).alloc_pd().unwrap(), layout).await.unwrap();
     KvEndpoint::new(pool, config.require_rdma(true)).unwrap()
 }
 
 /// Listens on the address of its device, which the connection manager wants.
 async fn listen(number: usize, endpoint: &KvEndpoint) -> KvListener {
-    let variable = ["RDMA_IP0", "RDMA_IP1"][number];
-    let ip = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} must name the device's address"));
-    endpoint.listen(format!("{ip}:0").parse().unwrap()).await.unwrap()
+    endpoint.listen((address(number), 0).into()).await.unwrap()
 }
 
 struct Channels {
@@ -153,6 +157,40 @@ fn k4_a_cancelled_write_leaves_the_channel_well() {
             transfer(&sender, &receiver, 4, 1000 + tag).await;
         }
         sender.close().await.unwrap();
+    });
+}
+
+/// Nobody listens; the layouts differ; given up on the way, at ever later points.
+#[test]
+#[ignore = "needs RDMA devices"]
+fn b4_failed_connects_of_endpoints_leave_nothing() {
+    run(true, async {
+        let Channels { _ends: (sending, receiving, mut listener), .. } = channels(by_cm()).await;
+        let nobody = listen(1, &receiving).await.local_addr();
+        let other = endpoint_of(0, Layout::contiguous(2, BLOCKS, 600).unwrap(), by_cm()).await;
+        let to = listener.local_addr();
+        let accepting = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+        let before = Held::now();
+        for n in 0..30 {
+            match n % 3 {
+                0 => {
+                    let error = sending.connect(nobody).await.unwrap_err();
+                    assert!(matches!(error, ConnectError::Refused { .. }), "{}", chain(&error));
+                }
+                1 => {
+                    let error = other.connect(to).await.unwrap_err();
+                    assert!(matches!(error, ConnectError::LayoutMismatch { .. }), "{}", chain(&error));
+                }
+                _ => {
+                    let given_up = Duration::from_millis(n * n / 4);
+                    if let Ok(Ok(channel)) = tokio::time::timeout(given_up, sending.connect(to)).await {
+                        channel.kill();
+                    }
+                }
+            }
+        }
+        before.is_back().await;
+        accepting.abort();
     });
 }
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use landfall::connect::ConnectError;
-use landfall::error::{DeviceError, QpError};
+use landfall::error::{DeviceError, MemoryError, OpError, QpError};
 use landfall::kv::{Bootstrap, KvConfig, KvEndpoint, KvPool, Layout};
+use landfall::memory::{Access, Memory, RemoteSlice};
 use landfall::ring::Role;
 
 use crate::harness::*;
@@ -56,6 +57,28 @@ fn b2_an_endpoint_refuses_the_out_of_band_bootstrap_before_it_dials() {
             let refused = source.downcast_ref::<DeviceError>();
             assert!(matches!(refused, Some(DeviceError::NoManualConnect { .. })), "{text}");
             assert!(text.contains(&name(0)) && text.contains("RDMA_CM"), "{text}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs RDMA devices"]
+fn r10_a_device_without_atomics_says_so_with_its_name() {
+    run(false, async {
+        let side = Side::new(0, 16, Duration::ZERO);
+        let device = side.pd.device();
+        if device.capabilities().atomics {
+            // eRDMA has them in both modes.
+            assert!(!device.name().starts_with("siw"));
+            return;
+        }
+        let registered = side.pd.register_exposed(Memory::anonymous(64), Access::ATOMIC).await.unwrap_err();
+        assert!(matches!(registered, MemoryError::Unsupported { .. }), "{registered}");
+        let at = RemoteSlice { addr: 8, len: 8, rkey: 1 };
+        let posted = side.qp.fetch_add(side.local(8).await, at, 1).await.0.unwrap_err();
+        assert!(matches!(posted, OpError::Unsupported { .. }), "{posted}");
+        for text in [registered.to_string(), posted.to_string()] {
+            assert!(text.contains(device.name()) && text.contains("atomic"), "{text}");
         }
     });
 }

@@ -1,20 +1,31 @@
 //! The verbs provider on RDMA devices: two of one host that reach each other, named by `RDMA_DEV0` and `RDMA_DEV1`.
 //!
-//! Nothing here runs without them, so every test is ignored by default and fails when it is asked for without devices.
+//! Tests that need devices are ignored by default, and fail when they are asked for without. The few that are not ignored
+//! do the same on the soft provider, for comparison.
 //! Modules say on which devices they hold; a test that is run on another kind of device fails:
 //!
 //! ```text
-//!   any_device       all
-//!   cm_kv            all, each with an address: `RDMA_IP0` and `RDMA_IP1`
+//!   any_device       all; so do fork and raw, but for the tests that begin with oob_
+//!   cm_queue_pairs   all, with RDMA_CM; RDMA_IP0 and RDMA_IP1 are the devices' addresses
+//!   cm_kv, examples  the same
+//!   cm_failures      the same, and iproute2's `rdma`
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
+//!   oob_atomics      of these, the ones that have atomics
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
 mod any_device;
+mod cm_failures;
+mod cm_harness;
 mod cm_kv;
 mod cm_only;
+mod cm_queue_pairs;
+mod examples;
+mod fork;
 mod harness;
+mod oob_atomics;
 mod oob_failures;
 mod oob_kv;
 mod oob_queue_pairs;
+mod raw;

@@ -68,8 +68,7 @@
 //!   attr.rs     attributes of a connection, limits of private data     private.rs  landfall's own private data
 //! ```
 
-// Consumers: the KV bootstrap over RDMA_CM, and the public half.
-#![allow(dead_code)]
+#![allow(dead_code)] // Consumer of `connect`, `accept` and `private`: the KV bootstrap.
 
 mod attr;
 mod offer;
@@ -92,15 +91,15 @@ use std::net::SocketAddr;
 use super::deadline::Deadline;
 use super::error::ConnectError;
 use crate::device::Device;
+use crate::provider;
 use crate::provider::soft::SoftCmQp;
 #[cfg(feature = "verbs")]
 use crate::provider::verbs::VerbsCmQp;
-use crate::provider::{self};
 
 pub(crate) use crate::provider::CmAttr;
 #[cfg(any(test, fuzzing))]
 pub(super) use offer::fuzz;
-pub use user::{CmConnection, CmListener, CmOptions, CmRequest};
+pub use user::{CmConnection, CmListener, CmOptions, CmRequest, addresses};
 
 /// Listens for connect requests. Dropping it stops; requests that were not taken are rejected.
 #[derive(Debug)]

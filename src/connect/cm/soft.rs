@@ -118,7 +118,14 @@ async fn read_request(
     let stage = Stage::Request;
     let local = stream.local_addr().map_err(|e| ConnectError::io(stage, e))?;
     let read = read(&mut stream, Kind::CmRequest, stage, Deadline::after(REQUEST_TIME));
-    let frame = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }))?;
+    let frame = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
+    if let Err(ConnectError::Unexpected { kind, .. }) = &frame
+        && *kind == Kind::Hello as u16
+    {
+        let reject = Reject::other_bootstrap("by a connection manager", "out of band");
+        send_last(&stream, Kind::Reject, |out| reject.encode(out));
+    }
+    let frame = frame?;
     let offer = Offer::decode(&frame.body, MAX_REQUEST).map_err(|e| ConnectError::malformed(stage, e))?;
     Ok(SoftRequest { stream: Some(stream), offer, device, peer, local })
 }

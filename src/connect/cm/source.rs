@@ -28,6 +28,25 @@ pub(super) fn bound(device: &Device, to: SocketAddr) -> Result<CmId, ConnectErro
     Err(ConnectError::NoLocalAddress { device: device.name().to_owned(), addr: to })
 }
 
+/// The addresses of this host that are `device`'s. May block.
+pub(super) fn all(device: &Device) -> Result<Vec<IpAddr>, ConnectError> {
+    let local = addresses::local().map_err(|source| ConnectError::Manager {
+        stage: Stage::Address,
+        what: "listing the addresses of this host",
+        source,
+    })?;
+    let mut ours = Vec::new();
+    for at in local.into_iter().filter(|a| !a.ip().is_loopback() && !a.ip().is_multicast()) {
+        let id = CmId::create().map_err(ConnectError::resources)?;
+        if id.bind(at).is_ok() && device_of(&id, device, at).is_ok() {
+            ours.push(at.ip());
+        }
+    }
+    // Those that reach farther come first.
+    ours.sort_by_key(|&ip| (ip != device.address(), is_link_local(ip)));
+    Ok(ours)
+}
+
 /// The addresses to ask for, the likeliest first: the device's own (RoCE has it in its GID), then those that reach as far
 /// as `to` needs.
 fn candidates(own: IpAddr, mut local: Vec<SocketAddr>, to: IpAddr) -> Vec<SocketAddr> {

@@ -1,7 +1,7 @@
 //! The public half: queue pairs of the ring, connected by the manager.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use super::{Connection, Listener, Request, Target};
 use crate::connect::{ConnectError, Deadline};
 use crate::device::Device;
-use crate::provider::CmAttr;
+use crate::provider::{self, CmAttr};
 use crate::ring::{ConnectOptions, QpCore, QueuePair};
 
 /// How [`CmConnection::connect`] and [`CmRequest::accept`] connect a queue pair.
@@ -69,6 +69,25 @@ impl CmOptions {
             rnr_retry: options.rnr_retry,
             min_rnr_timer: options.min_rnr_timer,
         })
+    }
+}
+
+/// The addresses of this host that belong to `device`, on which a [`CmListener`] of it can listen, the one that reaches
+/// farthest first. A device's GID does not tell: iWARP's is made of a MAC. On the soft provider it is the device's address.
+///
+/// # Cancel safety
+/// Dropping the future leaves nothing.
+///
+/// # Errors
+/// [`ConnectError::Resources`] when librdmacm or the kernel's RDMA_CM is missing; [`ConnectError::Manager`].
+pub async fn addresses(device: &Device) -> Result<Vec<IpAddr>, ConnectError> {
+    match device.provider() {
+        provider::Device::Soft(_) => Ok(vec![device.address()]),
+        #[cfg(feature = "verbs")]
+        provider::Device::Verbs(_) => {
+            let device = device.clone();
+            super::thread::run(crate::connect::Stage::Address, move || super::source::all(&device)).await?
+        }
     }
 }
 
@@ -135,7 +154,7 @@ impl CmRequest {
     /// Post the first receives before: on iWARP the client must be the first to send, and this side waits for that.
     ///
     /// # Cancel safety
-    /// Dropping the future rejects the request, or ends the connection. Destroy `qp` then, as after an error.
+    /// Dropping the future rejects the request, or ends the connection. Drop `qp` then, as after an error.
     ///
     /// # Errors
     /// [`ConnectError::PrivateDataTooLong`], [`ConnectError::Timeout`], [`ConnectError::Closed`] when the client has gone;
@@ -183,8 +202,8 @@ impl CmConnection {
     /// Connects `qp` to the listener at `to`, which has an address of another RDMA device, or of a soft device's host.
     ///
     /// # Cancel safety
-    /// Dropping the future withdraws the request, and leaves nothing of it. Destroy `qp` then, as after an error: it may
-    /// have been moved on. One whose request was refused before an answer can be used again.
+    /// Dropping the future withdraws the request, and leaves nothing of it. Drop `qp` then, as after an error: it may have
+    /// been moved on.
     ///
     /// # Errors
     /// [`ConnectError::Refused`] when nobody listens there; [`ConnectError::PeerRejected`] with the listening program's words;

@@ -11,21 +11,26 @@
 //! What may block runs on threads of its own (`thread.rs`). A future that is dropped leaves its identifier to such a
 //! thread, which destroys it: a request that was sent is withdrawn, one that came in is rejected, and a connection ends.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
 use super::super::deadline::Deadline;
 use super::super::error::{ConnectError, Stage};
 use super::attr::{MAX_REJECT, foreign};
 use super::source;
 use super::thread;
-use super::verbs_error::{device_of, failed_bind, failed_call, failed_event};
+use super::verbs_error::{
+    device_of, failed_accept, failed_bind, failed_call, failed_event, failed_reply, not_ready,
+};
 use crate::device::Device;
 use crate::provider::verbs::{CmEvent, CmEventKind, CmId, VerbsCmQp, VerbsDevice};
 use crate::provider::{self, CmAttr};
@@ -87,7 +92,7 @@ impl Events {
     }
 }
 
-fn verbs_device(device: &Device) -> Result<&Arc<VerbsDevice>, ConnectError> {
+fn verbs_device(device: &Device) -> Result<&VerbsDevice, ConnectError> {
     match device.provider() {
         provider::Device::Verbs(d) => Ok(d),
         provider::Device::Soft(_) => Err(foreign()),
@@ -141,8 +146,12 @@ impl VerbsListener {
                 tracing::debug!("a connect request to another device is rejected");
                 continue;
             };
-            let id = Events::new(id, stage)?;
-            return Ok(VerbsRequest { events: id, event, device: self.device.clone(), local, peer });
+            match Events::new(id, stage) {
+                Ok(events) => {
+                    return Ok(VerbsRequest { events, event, device: self.device.clone(), local, peer });
+                }
+                Err(error) => tracing::warn!(%error, "a connect request cannot be taken, and is rejected"),
+            }
         }
     }
 }
@@ -202,18 +211,17 @@ impl VerbsRequest {
             target.check_new().map_err(ConnectError::resources)?;
             id.set_ack_timeout(attr.timeout);
             if !target.is_iwarp() {
-                target.ready(&id, &attr).map_err(ConnectError::resources)?;
+                target.ready(&id, &attr).map_err(|e| not_ready(e, stage))?;
             }
-            let accepted = target.accept(&id, &attr, &reply);
-            accepted.map_err(|source| ConnectError::Manager { stage, what: "rdma_accept", source })
+            target.accept(&id, &attr, &reply).map_err(|e| failed_reply(e, stage))
         });
         deadline.run(stage, async { accepting.await? }).await?;
         let stage = Stage::Established;
         let done = events.expect(stage, deadline).await?;
         if done.kind != CmEventKind::Established {
-            return Err(failed_event(done, stage, peer, &device));
+            return Err(failed_accept(done, stage, peer, &device));
         }
-        qp.connected();
+        qp.connected(events.id());
         Ok(VerbsConnection::new(events, local, peer, event.private))
     }
 
@@ -279,13 +287,13 @@ pub(super) async fn connect(
         let stage = Stage::Established;
         let (id, target) = (events.id().clone(), qp.clone());
         let ready = thread::run(stage, move || {
-            target.ready(&id, &attr).map_err(ConnectError::resources)?;
+            target.ready(&id, &attr).map_err(|e| not_ready(e, stage))?;
             id.establish().map_err(|source| ConnectError::Manager { stage, what: "rdma_establish", source })
         });
         deadline.run(stage, async { ready.await? }).await?;
         reply
     };
-    qp.connected();
+    qp.connected(events.id());
     let local = events.id().local_addr().unwrap_or(SocketAddr::new(IpAddr::from([0; 4]), 0));
     Ok(VerbsConnection::new(events, local, to, reply.private))
 }
@@ -310,6 +318,7 @@ pub(crate) struct VerbsConnection {
     events: Mutex<Events>,
     id: Arc<CmId>,
     over: AtomicBool,
+    ended: Notify,
     local: SocketAddr,
     peer: SocketAddr,
     private: Vec<u8>,
@@ -318,7 +327,15 @@ pub(crate) struct VerbsConnection {
 impl VerbsConnection {
     fn new(events: Events, local: SocketAddr, peer: SocketAddr, private: Vec<u8>) -> Self {
         let id = events.id().clone();
-        Self { events: Mutex::new(events), id, over: AtomicBool::new(false), local, peer, private }
+        Self {
+            events: Mutex::new(events),
+            id,
+            over: AtomicBool::new(false),
+            ended: Notify::new(),
+            local,
+            peer,
+            private,
+        }
     }
 
     pub(super) fn peer_addr(&self) -> SocketAddr {
@@ -334,18 +351,39 @@ impl VerbsConnection {
     }
 
     pub(super) async fn disconnected(&self) {
+        let mut ended = pin!(self.ended.notified());
+        // From here on it is told of an end that comes after the look.
+        ended.as_mut().enable();
+        if self.over.load(Ordering::Acquire) {
+            return;
+        }
+        let mut watch = pin!(self.watch());
+        poll_fn(|cx| match ended.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => watch.as_mut().poll(cx),
+        })
+        .await;
+    }
+
+    /// Reads events, one waiter at a time, until the end.
+    async fn watch(&self) {
         let events = self.events.lock().await;
         while !self.over.load(Ordering::Acquire) {
             match events.next().await.map(|event| event.kind) {
-                Ok(CmEventKind::Disconnected | CmEventKind::DeviceRemoval) | Err(_) => {
-                    self.over.store(true, Ordering::Release);
-                }
-                Ok(_) => {}
+                Ok(CmEventKind::Established | CmEventKind::Other(_)) => {}
+                // Also a rejection: of a server that gave up after its acceptance had come here. InfiniBand's other side
+                // waits for an answer to its disconnect.
+                Ok(_) | Err(_) => self.disconnect(),
             }
         }
     }
 
+    /// Over at once on this side, whether the other one can still be told or not.
     pub(super) fn disconnect(&self) {
+        if self.over.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.ended.notify_waiters();
         let id = self.id.clone();
         let call = |id: &CmId| {
             // Fails when it has ended already.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use super::super::error::{ConnectError, Stage};
 use crate::device::Device;
-use crate::provider::verbs::{CmEvent, CmEventKind, CmId, reject_reason, status_error};
+use crate::provider::verbs::{CmEvent, CmEventKind, CmId, NotReady, reject_reason, status_error};
 
 /// InfiniBand's reason for a rejection by the listening program, and for one because there is none.
 const CONSUMER: i32 = 28;
@@ -55,6 +55,26 @@ pub(super) fn failed_call(
     }
 }
 
+/// The acceptance was refused: by the state of a request that the client has withdrawn meanwhile (RDMA_CM does not tell of
+/// that before), or for another reason.
+pub(super) fn failed_reply(error: io::Error, stage: Stage) -> ConnectError {
+    match error.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOTCONN | libc::ECONNRESET) => {
+            tracing::debug!(%error, "a request cannot be accepted any more");
+            ConnectError::Closed { stage }
+        }
+        _ => ConnectError::Manager { stage, what: "rdma_accept", source: error },
+    }
+}
+
+/// The queue pair could not be made ready.
+pub(super) fn not_ready(error: NotReady, stage: Stage) -> ConnectError {
+    match error {
+        NotReady::Over(error) => failed_reply(error, stage),
+        NotReady::Refused(error) => ConnectError::resources(error),
+    }
+}
+
 fn is_unreachable(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -64,6 +84,15 @@ fn is_unreachable(error: &io::Error) -> bool {
 
 fn unreachable(source: io::Error, stage: Stage, addr: SocketAddr, device: &Device) -> ConnectError {
     ConnectError::Unreachable { stage, addr, device: device.name().to_owned(), source }
+}
+
+/// What an event means that is not the next step of an accept. A client that gives up withdraws its request by a
+/// rejection.
+pub(super) fn failed_accept(event: CmEvent, stage: Stage, peer: SocketAddr, device: &Device) -> ConnectError {
+    match event.kind {
+        CmEventKind::Rejected => ConnectError::Closed { stage },
+        _ => failed_event(event, stage, peer, device),
+    }
 }
 
 /// What an event means that is not the next step.
@@ -76,22 +105,97 @@ pub(super) fn failed_event(event: CmEvent, stage: Stage, to: SocketAddr, device:
         CmEventKind::Rejected => rejected(event, to),
         CmEventKind::ConnectError => manager("the connection", event.status),
         CmEventKind::DeviceRemoval => ConnectError::DeviceRemoved { stage, device: device.name().to_owned() },
-        CmEventKind::Disconnected => ConnectError::Closed { stage },
+        CmEventKind::Disconnected | CmEventKind::TimewaitExit => ConnectError::Closed { stage },
         _ => manager("RDMA_CM's order of events", event.status),
     }
 }
 
 fn rejected(event: CmEvent, to: SocketAddr) -> ConnectError {
-    // iWARP tells a reset of the connection: the program's word, where it is one, is in the private data.
-    let reset = event.status == -libc::ECONNRESET;
-    match event.status {
-        NO_LISTENER => ConnectError::Refused { addr: to },
-        status if status == -libc::ECONNREFUSED && event.private.is_empty() => {
-            ConnectError::Refused { addr: to }
+    let CmEvent { status, private, .. } = event;
+    // iWARP tells of a reset or refused connection. What the program said, where it was one, is in the private data.
+    let program = match status {
+        NO_LISTENER => return ConnectError::Refused { addr: to },
+        status if status == -libc::ECONNREFUSED && private.is_empty() => {
+            return ConnectError::Refused { addr: to };
         }
-        status => {
-            let reason = reject_reason(if reset { CONSUMER } else { status });
-            ConnectError::PeerRejected { addr: to, reason, private_data: event.private }
+        status => status == CONSUMER || status == -libc::ECONNREFUSED || status == -libc::ECONNRESET,
+    };
+    let reason = reject_reason(if program { CONSUMER } else { status });
+    let private_data = if program { private } else { Vec::new() };
+    ConnectError::PeerRejected { addr: to, reason, private_data }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::SoftConfig;
+
+    const STAGE: Stage = Stage::Reply;
+
+    fn error_of(kind: CmEventKind, status: i32, private: &[u8]) -> ConnectError {
+        let event = CmEvent {
+            kind,
+            status,
+            responder_resources: 0,
+            initiator_depth: 0,
+            private: private.to_vec(),
+            request: None,
+        };
+        let device = Device::soft(SoftConfig::new()).unwrap();
+        failed_event(event, STAGE, SocketAddr::from(([10, 0, 0, 1], 7)), &device)
+    }
+
+    #[test]
+    fn b4_each_rejection_says_by_whom() {
+        let rejected = |status, private: &[u8]| error_of(CmEventKind::Rejected, status, private);
+        assert!(matches!(rejected(8, &[0; 148]), ConnectError::Refused { .. }));
+        assert!(matches!(rejected(-libc::ECONNREFUSED, &[]), ConnectError::Refused { .. }));
+        for status in [28, -libc::ECONNRESET, -libc::ECONNREFUSED] {
+            let ConnectError::PeerRejected { reason, private_data, .. } = rejected(status, b"no") else {
+                panic!("{status}")
+            };
+            assert!(reason.contains("program"), "{reason}");
+            assert_eq!(private_data, b"no");
         }
+        // The manager's own, whose private data is nobody's.
+        let ConnectError::PeerRejected { reason, private_data, .. } = rejected(10, &[0; 148]) else {
+            panic!()
+        };
+        assert!(reason.contains("stale") && private_data.is_empty(), "{reason}");
+    }
+
+    #[test]
+    fn b4_each_event_that_ends_a_connect_is_an_error_of_its_own() {
+        let text = |kind, status| {
+            let error = error_of(kind, status, &[]);
+            (error.to_string(), format!("{error:?}"))
+        };
+        for kind in [CmEventKind::AddrError, CmEventKind::RouteError, CmEventKind::Unreachable] {
+            let (said, debug) = text(kind, -libc::EHOSTUNREACH);
+            assert!(said.contains("10.0.0.1:7") && debug.starts_with("Unreachable"), "{said}");
+        }
+        assert!(text(CmEventKind::DeviceRemoval, 0).1.starts_with("DeviceRemoved"));
+        assert!(text(CmEventKind::ConnectError, -libc::EINVAL).1.starts_with("Manager"));
+        assert!(text(CmEventKind::Disconnected, 0).1.starts_with("Closed"));
+        // Out of order.
+        assert!(text(CmEventKind::AddrResolved, 0).1.starts_with("Manager"));
+    }
+
+    #[test]
+    fn b4_errors_of_calls_are_told_apart() {
+        let device = Device::soft(SoftConfig::new()).unwrap();
+        let addr = SocketAddr::from(([10, 0, 0, 1], 7));
+        let os = io::Error::from_raw_os_error;
+        let call = |code| failed_call(os(code), "rdma_connect", STAGE, addr, &device);
+        assert!(matches!(call(libc::ECONNREFUSED), ConnectError::Refused { .. }));
+        assert!(matches!(call(libc::ETIMEDOUT), ConnectError::Unreachable { .. }));
+        assert!(matches!(call(libc::EINVAL), ConnectError::Manager { .. }));
+        let bind = |code| failed_bind(os(code), addr, &device);
+        assert!(matches!(bind(libc::EADDRINUSE), ConnectError::AddrInUse { .. }));
+        assert!(matches!(bind(libc::ENODEV), ConnectError::OtherDevice { .. }));
+        assert!(matches!(bind(libc::EADDRNOTAVAIL), ConnectError::OtherDevice { .. }));
+        assert!(matches!(bind(libc::EACCES), ConnectError::Manager { .. }));
+        assert!(matches!(failed_reply(os(libc::EINVAL), STAGE), ConnectError::Closed { .. }));
+        assert!(matches!(failed_reply(os(libc::ENOMEM), STAGE), ConnectError::Manager { .. }));
     }
 }

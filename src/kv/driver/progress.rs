@@ -126,8 +126,11 @@ impl Inner {
             let words = format!("queue pair {}: {} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
             self.fail(Cause::Transport, &words, now, after);
         } else if !ok {
+            // Nothing of ours had failed. Where a connection manager has connected it, its end is the peer's.
+            let managed = self.lines.as_ref().is_some_and(|lines| !lines.is_empty());
+            let cause = if managed { Cause::PeerLost } else { Cause::Transport };
             let words = "the connection to the peer has broken, and receives were flushed";
-            self.fail(Cause::Transport, words, now, after);
+            self.fail(cause, words, now, after);
         }
         let Some(conn) = &mut self.conn else { return };
         if !id.recv {

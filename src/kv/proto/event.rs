@@ -149,8 +149,10 @@ impl From<Malformed> for ProtocolViolation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Silence for longer than `peer_timeout` (K5).
-    #[error("nothing was heard of the peer within peer_timeout: it is dead, frozen or unreachable")]
+    /// Silence for longer than `peer_timeout`, or the word of a connection manager that the peer has gone (K5).
+    #[error(
+        "the peer is lost: it was silent for peer_timeout or has disconnected; it is dead, frozen or unreachable"
+    )]
     PeerLost,
     /// The device failed a work request.
     #[error("a work request failed")]

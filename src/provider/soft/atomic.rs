@@ -16,6 +16,9 @@ use crate::provider::{AccessFlags, SendOp, WcStatus};
 /// Bytes of the memory that one works on.
 pub(super) const WORD: u32 = 8;
 
+/// Bytes of operands at most.
+pub(super) const OPERANDS: u32 = 16;
+
 /// Appends the operands of `op` as they travel. Nothing for another request.
 pub(super) fn encode(op: &SendOp, out: &mut Vec<u8>) {
     match *op {

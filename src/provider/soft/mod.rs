@@ -9,7 +9,7 @@
 //!   qp.rs       queue pairs: creation, what others see; post.rs  posts; service.rs  turns, errors, the end
 //!   sq.rs       the send queue: what is sent next, what is outstanding
 //!   tx.rs       frames out
-//!   rx.rs       frames in, execution of the peer's requests; check.rs  what of them is allowed; atomic.rs
+//!   rx.rs       frames in     check.rs  what of them is allowed     execute.rs, atomic.rs  what they do
 //!   link.rs     sockets: listening, dialling, who the peer is
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //! ```
@@ -24,6 +24,7 @@ mod atomic;
 mod channel;
 mod check;
 mod cq;
+mod execute;
 mod frame;
 mod link;
 mod mr;

@@ -1,4 +1,4 @@
-//! Frames in: the peer's requests are executed, its answers complete ours. `check.rs` decides what is allowed.
+//! Frames in: from the socket to memory. `check.rs` decides what is allowed, `execute.rs` does what has arrived.
 //!
 //! Headers and descriptors come through a small staging buffer. Payload is read straight into the memory that the
 //! descriptors name, several at once, with the staging buffer as the tail for the next header.
@@ -11,15 +11,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use super::frame::{DESC, Desc, HEADER, Header, Nak, Opcode, PREAMBLE, Preamble};
+use super::frame::{DESC, Desc, HEADER, Header, Nak, PREAMBLE, Preamble};
 use super::link::Link;
 use super::mr::{MemRange, MrGuard};
 use super::qp::QpInner;
 use super::sq::{Cause, Piece, SendQueue};
 use super::sys::{self, RecvVecs};
 use super::tuning::{MAX_DESCS, STAGE_BYTES};
-use super::tx::Response;
-use crate::provider::{AccessFlags, Cqe, RecvWr, WcOpcode, WcStatus};
+use crate::provider::{AccessFlags, RecvWr, WcStatus};
 
 /// What the peer has just asked for is refused. Sent to it; then the queue pair fails.
 #[derive(Clone, Copy, Debug)]
@@ -428,91 +427,5 @@ impl QpInner {
             left -= take;
         }
         Ok(Ok(n))
-    }
-
-    /// All of a descriptor is here.
-    fn execute(&mut self, desc: &Desc) -> Result<(), Stop> {
-        match desc.opcode {
-            Opcode::Send | Opcode::Write => {
-                let at = self.rx.find(desc.msn).ok_or(Stop::Nonsense)?;
-                let message = &mut self.rx.open[at];
-                message.received += desc.len;
-                if message.received == message.total
-                    && let Some(message) = self.rx.open.remove(at)
-                {
-                    self.executed(&message);
-                }
-                Ok(())
-            }
-            Opcode::ReadRequest => {
-                let (msn, rkey, addr, total) = (desc.msn, desc.rkey, desc.addr, desc.total);
-                self.tx.responses.push_back(Response::Read { msn, rkey, addr, total, sent: 0 });
-                self.tx.ack = self.tx.ack.wrapping_add(1);
-                Ok(())
-            }
-            Opcode::ReadResponse => self.answer_arrived(desc.msn, desc.len),
-            // Executed where its operands were.
-            Opcode::CompareSwap | Opcode::FetchAdd => Ok(()),
-            Opcode::AtomicResponse => self.atomic_answered(desc),
-            Opcode::Ack => {
-                let named = |n: u32| n == 0 || desc.addr >> (n - 1) & 1 != 0;
-                for msn in self.sq.shuffled_ack().filter(|&n| named(n)).map(|n| desc.msn.wrapping_add(n)) {
-                    if !self.sq.acknowledge(msn) {
-                        return Err(Stop::Nonsense);
-                    }
-                    self.complete_unordered(msn);
-                }
-                self.retire();
-                Ok(())
-            }
-            Opcode::Nak => {
-                let cause = Cause { msn: Some(desc.msn), status: Nak::status(desc.status), vendor_err: 0 };
-                Err(Stop::Failed(cause))
-            }
-        }
-    }
-
-    /// `len` bytes of the answer to our request `msn` are in memory.
-    pub(super) fn answer_arrived(&mut self, msn: u32, len: u32) -> Result<(), Stop> {
-        if !self.sq.answer_arrived(msn, len) {
-            return Err(Stop::Nonsense);
-        }
-        self.complete_unordered(msn);
-        self.retire();
-        Ok(())
-    }
-
-    /// All of a message is in memory.
-    fn executed(&mut self, message: &Open) {
-        self.tx.ack = self.tx.ack.wrapping_add(1);
-        self.tx.ack_due = true;
-        if !self.device.caps.ordered {
-            self.tx.acks.push(message.msn);
-        }
-        if let Some(recv) = message.recv {
-            self.announced = true;
-            self.recv_cq.push(Cqe {
-                wr_id: recv.wr_id,
-                qp_num: self.qp_num,
-                status: WcStatus::Success,
-                vendor_err: 0,
-                opcode: if message.send { WcOpcode::Recv } else { WcOpcode::RecvWriteWithImm },
-                byte_len: message.total,
-                imm: message.imm,
-            });
-        }
-    }
-
-    fn complete_unordered(&mut self, msn: u32) {
-        if !self.device.caps.ordered {
-            let cq = &self.send_cq;
-            self.sq.complete(msn, self.qp_num, |cqe| cq.push(cqe));
-        }
-    }
-
-    /// Completes what is done at the front of the send queue.
-    pub(super) fn retire(&mut self) {
-        let cq = &self.send_cq;
-        self.sq.retire(self.qp_num, |cqe| cq.push(cqe));
     }
 }

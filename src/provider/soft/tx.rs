@@ -318,7 +318,8 @@ impl QpInner {
         let Some(msn) = self.sq.pick() else { return false };
         let Some(e) = self.sq.get(msn) else { return false };
         let left = e.total - e.sent;
-        if !self.tx.has_room(left as usize) {
+        let inside = if e.op.is_atomic() { atomic::OPERANDS } else { left };
+        if !self.tx.has_room(inside as usize) {
             return false;
         }
         let (opcode, imm) = match e.op {

@@ -1,7 +1,4 @@
-//! RDMA_CM's identifiers: the calls on librdmacm, and queue pairs that it connects.
-//!
-//! Queue pairs are created in contexts of our own, so that librdmacm is used without its queue pairs: it says what
-//! INIT, RTR and RTS need (`rdma_init_qp_attr`), and the moves are made here. On iWARP the driver makes them by itself.
+//! RDMA_CM's identifiers: the calls on librdmacm. What they do to queue pairs is in `cm_qp.rs`.
 //!
 //! Each identifier has an event channel of its own, non-blocking. An event is copied and acknowledged at once, so that
 //! destroying never waits for one. What may block says so; futures are made of this in `connect::cm`.
@@ -11,20 +8,18 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use socket2::SockAddr;
 
 use super::addresses::socket_addr;
 use super::calls::{check, object};
 use super::cm_event::CmEvent;
-use super::device::{Fabric, Port, VerbsDevice};
 use super::load;
-use super::qp::{self, RawQp, VerbsQp};
+use super::qp::{self, Connecting};
 use super::sys::*;
 use super::sys_cm::*;
-use crate::error::{DeviceError, QpError};
+use crate::error::DeviceError;
 use crate::provider::CmAttr;
 
 /// An identifier and its channel, as librdmacm has them. Dropping destroys both, which may block.
@@ -32,6 +27,8 @@ struct Raw {
     lib: &'static LibRdmacm,
     id: Option<NonNull<rdma_cm_id>>,
     channel: NonNull<rdma_event_channel>,
+    /// The queue pair that iWARP is connecting: let go of after the identifier.
+    qp: Option<Connecting>,
 }
 
 // SAFETY: librdmacm's objects belong to no thread; who holds this is the only one that calls on them.
@@ -59,7 +56,7 @@ impl Raw {
         // SAFETY: a plain call; it takes nothing.
         let channel = object(unsafe { lib.rdma_create_event_channel() })
             .map_err(os("opening /dev/infiniband/rdma_cm (is the module rdma_ucm loaded?)"))?;
-        let this = Self { lib, id: None, channel };
+        let this = Self { lib, id: None, channel, qp: None };
         // SAFETY: the channel's descriptor is open; a flag is set.
         let set = unsafe {
             let flags = libc::fcntl(this.fd(), libc::F_GETFL);
@@ -240,7 +237,7 @@ impl CmId {
     }
 
     /// Sends the request. May block: software iWARP waits here for its TCP connection.
-    fn connect(&self, qp_num: u32, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
+    pub(super) fn connect(&self, qp_num: u32, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
         let held = self.hold();
         let mut param = conn_param(qp_num, attr, private);
         // SAFETY: the identifier is live; the parameters and the private data are only read, during the call.
@@ -248,7 +245,7 @@ impl CmId {
     }
 
     /// Accepts the request. May block, as `connect`.
-    fn accept(&self, qp_num: u32, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
+    pub(super) fn accept(&self, qp_num: u32, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
         let held = self.hold();
         let mut param = conn_param(qp_num, attr, private);
         // SAFETY: as in `connect`.
@@ -297,8 +294,25 @@ impl CmId {
         Ok(Some(copy))
     }
 
+    /// Keeps the queue pair that is being connected.
+    pub(super) fn keep(&self, qp: Connecting) {
+        let mut held = self.hold();
+        if let Some(raw) = held.0.as_mut() {
+            raw.qp = Some(qp);
+        }
+    }
+
+    /// Gives it back to its owner. One that has no owner any more is kept, and destroyed with the identifier.
+    pub(super) fn let_go(&self) {
+        // Not under the lock: a queue pair's own is taken before an identifier's.
+        let qp = self.hold().0.as_mut().and_then(|raw| raw.qp.take());
+        if let Some(qp) = qp.filter(Connecting::is_abandoned) {
+            self.keep(qp);
+        }
+    }
+
     /// What RDMA_CM wants a queue pair of this connection to have in `state`.
-    fn qp_attr(&self, state: ibv_qp_state) -> io::Result<(ibv_qp_attr, ibv_qp_attr_mask)> {
+    pub(super) fn qp_attr(&self, state: ibv_qp_state) -> io::Result<(ibv_qp_attr, ibv_qp_attr_mask)> {
         let held = self.hold();
         let mut attr = qp::attributes(state);
         let mut mask: c_int = 0;
@@ -339,106 +353,5 @@ fn conn_param(qp_num: u32, attr: &CmAttr, private: &[u8]) -> rdma_conn_param {
         rnr_retry_count: attr.rnr_retry,
         srq: 0,
         qp_num,
-    }
-}
-
-/// A queue pair as the connection manager holds it. One whose owner is gone is in the error state.
-#[derive(Clone)]
-pub(crate) struct VerbsCmQp {
-    raw: Arc<RawQp>,
-    device: Arc<VerbsDevice>,
-}
-
-impl std::fmt::Debug for VerbsCmQp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VerbsCmQp").field("qp_num", &self.raw.qp_num()).finish_non_exhaustive()
-    }
-}
-
-impl VerbsQp {
-    /// The way in of the connection manager.
-    pub(crate) fn for_cm(&self) -> VerbsCmQp {
-        VerbsCmQp { raw: self.raw.clone(), device: self.device.clone() }
-    }
-}
-
-impl VerbsCmQp {
-    pub(crate) fn qp_num(&self) -> u32 {
-        self.raw.qp_num()
-    }
-
-    pub(crate) fn is_of(&self, device: &Arc<VerbsDevice>) -> bool {
-        Arc::ptr_eq(&self.device, device)
-    }
-
-    /// Refuses a queue pair that was connected before, or has failed.
-    pub(crate) fn check_new(&self) -> Result<(), QpError> {
-        let state = match self.raw.state.load(Ordering::Acquire) {
-            qp::INIT => return Ok(()),
-            qp::RTS => "RTS",
-            _ => "ERR",
-        };
-        let fix = "a queue pair connects once; create another one";
-        Err(QpError::State { qp_num: self.qp_num(), state, wanted: "connected", fix })
-    }
-
-    /// INIT→RTR→RTS, on InfiniBand and RoCE. May block.
-    pub(crate) fn ready(&self, id: &CmId, own: &CmAttr) -> Result<(), QpError> {
-        let os = |what| move |source| QpError::Os { what, source };
-        // Once more INIT: the partition is RDMA_CM's choice.
-        let (mut attr, _) = id.qp_attr(IBV_QPS_INIT).map_err(os("asking RDMA_CM for the INIT attributes"))?;
-        self.raw
-            .init_in(attr.port_num, attr.pkey_index, self.device.capabilities().atomics)
-            .map_err(os("moving a queue pair to INIT, as RDMA_CM wants it"))?;
-        let mask;
-        (attr, mask) = id.qp_attr(IBV_QPS_RTR).map_err(os("asking RDMA_CM for the RTR attributes"))?;
-        attr.max_dest_rd_atomic = own.max_dest_rd_atomic;
-        attr.min_rnr_timer = own.min_rnr_timer;
-        self.device.port().mark(&mut attr.ah_attr);
-        self.raw.modify(&mut attr, mask).map_err(os("moving a queue pair to RTR, as RDMA_CM wants it"))?;
-        let mask;
-        (attr, mask) = id.qp_attr(IBV_QPS_RTS).map_err(os("asking RDMA_CM for the RTS attributes"))?;
-        attr.max_rd_atomic = own.max_rd_atomic;
-        attr.timeout = own.timeout;
-        attr.retry_cnt = own.retry_cnt;
-        attr.rnr_retry = own.rnr_retry;
-        self.raw.modify(&mut attr, mask).map_err(os("moving a queue pair to RTS, as RDMA_CM wants it"))
-    }
-
-    /// Sends the request for it. Software iWARP waits here for its TCP connection, for minutes if it must.
-    pub(crate) fn request(&self, id: &CmId, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
-        let call = || id.connect(self.qp_num(), attr, private);
-        if self.is_iwarp() { self.raw.while_connecting(call) } else { self.raw.while_live(call) }
-    }
-
-    /// Accepts a request with it. May block for a short while.
-    pub(crate) fn accept(&self, id: &CmId, attr: &CmAttr, private: &[u8]) -> io::Result<()> {
-        self.raw.while_live(|| id.accept(self.qp_num(), attr, private))
-    }
-
-    /// RDMA_CM's driver moves it to RTS.
-    pub(crate) fn is_iwarp(&self) -> bool {
-        self.device.port().fabric == Fabric::Iwarp
-    }
-
-    /// It is in RTS: moved there by us, or by the driver. Unless it has failed since.
-    pub(crate) fn connected(&self) {
-        let (init, rts) = (qp::INIT, qp::RTS);
-        let _ = self.raw.state.compare_exchange(init, rts, Ordering::AcqRel, Ordering::Acquire);
-    }
-}
-
-impl Port {
-    /// How packets are marked, where the user has said so; else as RDMA_CM's route has it.
-    fn mark(&self, attr: &mut ibv_ah_attr) {
-        if self.service_level != 0 {
-            attr.sl = self.service_level;
-        }
-        if self.traffic_class != 0 {
-            attr.grh.traffic_class = self.traffic_class;
-        }
-        if self.flow_label != 0 {
-            attr.grh.flow_label = self.flow_label;
-        }
     }
 }

@@ -18,7 +18,9 @@ pub(crate) enum CmEventKind {
     Established,
     Disconnected,
     DeviceRemoval,
-    /// One that changes nothing for us: an address that moved, the end of a connection's quarantine, multicast.
+    /// The end of an ended connection's quarantine.
+    TimewaitExit,
+    /// One that changes nothing for us: an address that moved, multicast.
     Other(u32),
 }
 
@@ -103,6 +105,7 @@ fn kind(event: rdma_cm_event_type) -> CmEventKind {
         RDMA_CM_EVENT_ESTABLISHED => Established,
         RDMA_CM_EVENT_DISCONNECTED => Disconnected,
         RDMA_CM_EVENT_DEVICE_REMOVAL => DeviceRemoval,
+        RDMA_CM_EVENT_TIMEWAIT_EXIT => TimewaitExit,
         other => Other(other),
     }
 }

@@ -1,6 +1,6 @@
 //! Completion channels and completion queues.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
@@ -190,6 +190,11 @@ impl std::fmt::Debug for VerbsCq {
 }
 
 impl VerbsCq {
+    /// Its `ibv_cq`.
+    pub(crate) fn as_raw(&self) -> *mut c_void {
+        self.raw.raw().cast()
+    }
+
     pub(crate) fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
         self.raw.poll(out)
     }

@@ -1,5 +1,6 @@
 //! Devices: finding and opening one, its port, and what it says of itself.
 
+use std::ffi::c_void;
 use std::io;
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ pub(crate) struct Port {
 /// An opened device and its port.
 pub(crate) struct VerbsDevice {
     context: Arc<Context>,
-    name: String,
+    pub(super) name: String,
     caps: Capabilities,
     port: Port,
     vendor_id: u32,
@@ -148,6 +149,11 @@ impl VerbsDevice {
         &self.caps
     }
 
+    /// Its `ibv_context`.
+    pub(crate) fn as_raw(&self) -> *mut c_void {
+        self.context.raw().cast()
+    }
+
     pub(crate) fn port(&self) -> &Port {
         &self.port
     }
@@ -171,6 +177,11 @@ impl VerbsDevice {
 }
 
 impl VerbsPd {
+    /// Its `ibv_pd`.
+    pub(crate) fn as_raw(&self) -> *mut c_void {
+        self.raw.raw().cast()
+    }
+
     pub(crate) fn reg_mr(
         &self,
         mapping: Arc<Mapping>,

@@ -40,14 +40,28 @@ fn load(library: &str) -> Result<LibIbverbs, String> {
     // SAFETY: libibverbs' initialisers do nothing but set up the library itself, and the declarations of `sys` are
     // made from the headers of its stable ABI (soname 1): the symbols have the types that they are used with.
     let lib = unsafe { LibIbverbs::new(library) }.map_err(|e| e.to_string())?;
-    // Before the first registration, as it demands. Kernels from 5.12 on copy pinned pages at a fork, and then it
-    // does nothing; on older ones it keeps registered pages out of children, so that they stay the device's.
-    // SAFETY: a plain call; it takes nothing.
-    let rc: c_int = unsafe { lib.ibv_fork_init() };
-    if rc != 0 {
-        tracing::warn!("ibv_fork_init failed ({rc}): do not fork while memory is registered");
+    if !kernel_copies_at_fork(library) {
+        // Before the first registration, as it demands.
+        // SAFETY: a plain call; it takes nothing.
+        let rc: c_int = unsafe { lib.ibv_fork_init() };
+        if rc != 0 {
+            tracing::warn!("ibv_fork_init failed ({rc}): do not fork while memory is registered");
+        }
     }
     Ok(lib)
+}
+
+/// Kernels from 5.12 on copy pinned pages at a fork, so that they stay the device's and a child has its own. On older ones
+/// `ibv_fork_init` keeps them out of children, whole pages, with what else is on them; it does so on newer ones as well, so
+/// that it must not be called there. The library is asked, where it is new enough to know: from rdma-core 33 on.
+fn kernel_copies_at_fork(library: &str) -> bool {
+    const IBV_FORK_UNNEEDED: c_int = 2;
+    // SAFETY: the library is loaded already, so that this runs no initialiser; the function takes nothing and returns an enum.
+    unsafe {
+        let Ok(lib) = libloading::Library::new(library) else { return false };
+        let status = lib.get::<unsafe extern "C" fn() -> c_int>(b"ibv_is_fork_initialized\0");
+        status.is_ok_and(|status| status() == IBV_FORK_UNNEEDED)
+    }
 }
 
 #[cfg(test)]

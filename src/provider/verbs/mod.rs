@@ -11,7 +11,8 @@
 //!   device.rs   devices and ports               caps.rs    what they can do     gids.rs  a port's GID table
 //!   context.rs  contexts, protection domains    mr.rs      memory regions
 //!   cq.rs       channels, completion queues     qp.rs      queue pairs          post.rs  posting
-//!   cm.rs       RDMA_CM's identifiers           cm_event.rs  its events        addresses.rs  of this host
+//!   cm.rs       RDMA_CM's identifiers           cm_event.rs  its events         cm_qp.rs   queue pairs that it connects
+//!   addresses.rs  of this host
 //! ```
 //!
 //! Nothing outside of this directory calls libibverbs. What it does for memory safety is in two rules: an object
@@ -23,6 +24,7 @@ mod calls;
 mod caps;
 mod cm;
 mod cm_event;
+mod cm_qp;
 mod context;
 mod cq;
 mod device;
@@ -56,8 +58,9 @@ mod sys;
 )]
 mod sys_cm;
 
-pub(crate) use cm::{CmId, VerbsCmQp};
+pub(crate) use cm::CmId;
 pub(crate) use cm_event::{CmEvent, CmEventKind, reject_reason, status_error};
+pub(crate) use cm_qp::{NotReady, VerbsCmQp};
 pub(crate) use cq::{VerbsChannel, VerbsCq};
 pub(crate) use device::{Fabric, VerbsDevice, VerbsPd, kernel_has, names};
 pub(crate) use mr::VerbsMr;

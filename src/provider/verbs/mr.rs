@@ -1,5 +1,6 @@
 //! Memory regions: pinned, keyed memory.
 
+use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -68,10 +69,20 @@ impl VerbsMr {
             access.contains(AccessFlags::REMOTE_WRITE) || access.contains(AccessFlags::REMOTE_ATOMIC);
         let access = if remote_writes { access.union(AccessFlags::LOCAL_WRITE) } else { access };
         let addr = std::ptr::with_exposed_provenance_mut((mapping.addr() + offset) as usize);
-        let register = || {
+        let with = |access: AccessFlags| {
             // SAFETY: the range is inside of the mapping, by the check above, and stays mapped until `Pinned`'s drop
             // has deregistered it. The access flags are bits of enum ibv_access_flags.
             object(unsafe { pd.context.lib.ibv_reg_mr(pd.raw(), addr, length, access.0 as i32) })
+        };
+        let register = || match with(access) {
+            // An optional flag, and a kernel or a driver from before there were such.
+            Err(e)
+                if access.contains(AccessFlags::RELAXED_ORDERING)
+                    && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
+            {
+                with(access.without(AccessFlags::RELAXED_ORDERING))
+            }
+            registered => registered,
         };
         let no_memory = |e: &io::Error| e.raw_os_error() == Some(libc::ENOMEM);
         let raw = match register() {
@@ -90,6 +101,11 @@ impl VerbsMr {
 
     pub(crate) fn lkey(&self) -> u32 {
         self.lkey
+    }
+
+    /// Its `ibv_mr`.
+    pub(crate) fn as_raw(&self) -> Option<*mut c_void> {
+        self.pinned.as_ref().map(|pinned| pinned.raw.as_ptr().cast())
     }
 
     pub(crate) fn rkey(&self) -> u32 {

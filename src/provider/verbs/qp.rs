@@ -1,6 +1,6 @@
 //! Queue pairs: creation, INIT→RTR→RTS, the error state, the end. Posting is in `post.rs`.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -41,9 +41,9 @@ pub(super) struct RawQp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Life {
     Live,
-    /// RDMA_CM is connecting it by its number, in a call that may block.
+    /// iWARP's RDMA_CM is connecting it by its number, and does not let go of it until the peer has answered.
     Connecting,
-    /// Its owner has dropped it meanwhile: it is in ERR, and destroyed after that call.
+    /// Its owner has dropped it meanwhile: it is in ERR, and destroyed after that.
     Abandoned,
     Destroyed,
 }
@@ -141,24 +141,14 @@ impl RawQp {
         call()
     }
 
-    /// As [`while_live`](Self::while_live), for iWARP's request, which may take long. The owner can drop the queue pair
-    /// meanwhile without waiting: one that is not connected yet, and is in ERR, is never connected.
-    pub(super) fn while_connecting<T>(&self, call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        {
-            let mut life = self.life();
-            if *life != Life::Live {
-                return Err(io::ErrorKind::NotConnected.into());
-            }
-            *life = Life::Connecting;
-        }
-        let done = call();
+    /// As [`while_live`](Self::while_live), until the result is dropped.
+    pub(super) fn connecting(self: &Arc<Self>) -> io::Result<Connecting> {
         let mut life = self.life();
-        if *life == Life::Abandoned {
-            self.destroy_now(&mut life);
+        if *life != Life::Live {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        *life = Life::Live;
-        done
+        *life = Life::Connecting;
+        Ok(Connecting(self.clone()))
     }
 
     /// The owner's end of it. No device touches its memory any more when this returns.
@@ -258,6 +248,28 @@ impl Drop for RawQp {
     }
 }
 
+/// Keeps a queue pair for a connect of iWARP, which the driver makes. The owner can drop it meanwhile without waiting: what is
+/// not connected yet, and is in ERR, is never connected. Dropping this may block then: the queue pair is destroyed here.
+pub(super) struct Connecting(Arc<RawQp>);
+
+impl Connecting {
+    /// The owner has dropped the queue pair.
+    pub(super) fn is_abandoned(&self) -> bool {
+        *self.0.life() == Life::Abandoned
+    }
+}
+
+impl Drop for Connecting {
+    fn drop(&mut self) {
+        let mut life = self.0.life();
+        match *life {
+            Life::Abandoned => self.0.destroy_now(&mut life),
+            Life::Connecting => *life = Life::Live,
+            Life::Live | Life::Destroyed => {}
+        }
+    }
+}
+
 pub(super) fn attributes(state: ibv_qp_state) -> ibv_qp_attr {
     // SAFETY: plain integers and a union of them, for which zero is a value.
     let mut attr: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -306,6 +318,11 @@ impl VerbsPd {
 impl VerbsQp {
     pub(crate) fn qp_num(&self) -> u32 {
         self.raw.qp_num
+    }
+
+    /// Its `ibv_qp`.
+    pub(crate) fn as_raw(&self) -> *mut c_void {
+        self.raw.raw().cast()
     }
 
     pub(crate) fn address(&self) -> QpAddress {

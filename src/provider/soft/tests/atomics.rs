@@ -200,3 +200,22 @@ fn r2_additions_of_two_queue_pairs_and_of_the_owner_are_all_counted() {
     });
     assert_eq!((done.into_inner(), word.load(Ordering::SeqCst)), (2, 3 * N));
 }
+
+/// Operands are never cut: a frame with less room than they need goes without them.
+#[test]
+fn k8_operands_that_do_not_fit_into_a_frame_wait_for_the_next() {
+    for rest in 0..20 {
+        let mut p = Pair::new(Profile::Default);
+        let (from, to) = (p.a.region(1 << 20, ALL), p.b.region(1 << 20, ALL.union(ATOMIC)));
+        let mut chain = WrChain::default();
+        // Two segments of the largest size fill a frame, but for the rest.
+        chain.push(1, write_to(&to, 8, None), &[sge(&from, 0, 256 << 10)], false, false);
+        chain.push(2, write_to(&to, 8, None), &[sge(&from, 0, (256 << 10) - rest)], false, false);
+        chain.push(3, swap(&to, 0, 0, 9), &[sge(&from, 0, 8)], false, false);
+        chain.push(4, add(&to, 0, 1), &[sge(&from, 8, 8)], true, false);
+        p.qa().post_send(&chain).unwrap();
+        let (a, _) = p.wait(1, 0);
+        assert_eq!(ids(&a), [(4, WcStatus::Success)], "{rest}");
+        assert_eq!((number(&from, 0), number(&from, 8), number(&to, 0)), (0, 9, 10), "{rest}");
+    }
+}

@@ -1,0 +1,213 @@
+//! Peers that come by the connection manager and then do as they like: each ends its own handshake, with a typed cause, and
+//! the next peer is served as if nothing had been.
+
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::hostile::{PATIENCE, all_free, check, hello, server};
+use super::*;
+use crate::connect::cm::{self, CmAttr, private};
+use crate::connect::{ConnectError, Deadline, Expect, Hello, Inband, client, dial_cm};
+use crate::device::{Device, ProtectionDomain, SoftConfig};
+use crate::provider::{self, QpInit};
+
+const ATTR: CmAttr = CmAttr {
+    max_rd_atomic: 1,
+    max_dest_rd_atomic: 1,
+    timeout: 16,
+    retry_cnt: 6,
+    rnr_retry: 6,
+    min_rnr_timer: 14,
+};
+
+fn by_cm() -> KvConfig {
+    KvConfig::default().bootstrap(Bootstrap::Cm)
+}
+
+fn far() -> Deadline {
+    Deadline::after(PATIENCE)
+}
+
+fn domain() -> ProtectionDomain {
+    Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap()
+}
+
+/// A bare queue pair, and what it needs.
+struct Bare {
+    qp: provider::Qp,
+    _cq: provider::Cq,
+}
+
+impl Bare {
+    fn new(pd: &ProtectionDomain) -> Self {
+        let channel = pd.device().provider().create_channel().unwrap();
+        let cq = channel.create_cq(8).unwrap();
+        let init = QpInit { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+        Self { qp: pd.provider().create_qp(&cq, &cq, init).unwrap(), _cq: cq }
+    }
+
+    async fn connect(
+        &self,
+        pd: &ProtectionDomain,
+        to: SocketAddr,
+        private: &[u8],
+    ) -> Result<cm::Connection, ConnectError> {
+        cm::connect(pd.device(), &self.qp, to, &ATTR, private, far()).await
+    }
+}
+
+/// A hello that offers `qps` queue pairs, and its stream.
+async fn begin(to: SocketAddr, epoch: u64, qps: usize) -> (ProtectionDomain, Inband, Hello) {
+    let pd = domain();
+    let (stream, _) = dial_cm(&pd, &to.to_string(), epoch, far()).await.unwrap();
+    let mut hello = hello(epoch);
+    hello.qps = (0..qps).map(|n| provider::QpAddress { qp_num: n as u32 + 2, ..hello.qps[0] }).collect();
+    (pd, stream, hello)
+}
+
+#[tokio::test]
+async fn b5_private_data_of_strangers_is_rejected() {
+    let (server, mut listener) = server(by_cm()).await;
+    let to = listener.local_addr();
+    let mut future = private::encode(7);
+    future[4] = 9;
+    for private in [&[][..], b"hello", &[0; 56], &future] {
+        let pd = domain();
+        let refused = Bare::new(&pd).connect(&pd, to, private).await;
+        assert!(matches!(refused, Err(ConnectError::PeerRejected { .. })), "{private:?}: {refused:?}");
+    }
+    check_managed(&mut listener).await;
+    all_free(&server).await;
+}
+
+async fn check_managed(listener: &mut KvListener) {
+    check(listener, by_cm()).await;
+}
+
+#[tokio::test]
+async fn b1_a_bootstrap_that_breaks_off_or_breaks_the_rules_costs_nobody_else() {
+    let (server, mut listener) = server(by_cm()).await;
+    let to = listener.local_addr();
+    let mut silent = Vec::new();
+    for epoch in 1..=30 {
+        let (pd, mut stream, hello) = begin(to, epoch, 1).await;
+        match epoch % 5 {
+            // Connected, and nothing said.
+            0 => silent.push((pd, stream)),
+            1 => drop(stream),
+            2 => {
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: decode\r\n\r\n").await.unwrap();
+                // The server goes: what it answers is nothing.
+                assert_eq!(stream.read_to_end(&mut Vec::new()).await.unwrap_or(0), 0);
+            }
+            3 => {
+                let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+                assert_ne!(reply.reply.cm_port, 0);
+                drop(reply);
+            }
+            _ => {
+                stream.write_all(b"LFLL").await.unwrap();
+                silent.push((pd, stream));
+            }
+        }
+    }
+    check_managed(&mut listener).await;
+    all_free(&server).await;
+}
+
+/// A landfall of another version rejects us, and is known by what it says.
+#[tokio::test]
+async fn b1_a_peer_of_another_version_is_named() {
+    let pd = domain();
+    let listener = cm::Listener::bind(pd.device(), "127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let mut future = private::encode(7);
+    future[4] = 9;
+    let reject = async { listener.accept().await.unwrap().reject(&future) };
+    let to = listener.local_addr().to_string();
+    let (refused, ()) = tokio::join!(dial_cm(&pd, &to, 5, far()), reject);
+    assert!(matches!(refused, Err(ConnectError::Version { theirs: 9, .. })), "{refused:?}");
+}
+
+/// The channel's own port is for the one that has shaken hands.
+#[tokio::test]
+async fn b5_queue_pairs_are_given_to_the_epoch_that_has_shaken_hands() {
+    let (server, mut listener) = server(by_cm()).await;
+    let (pd, stream, hello) = begin(listener.local_addr(), 5, 2).await;
+    let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+    let theirs = reply.reply.clone();
+    let at = SocketAddr::new(listener.local_addr().ip(), theirs.cm_port);
+    for stranger in [private::encode(6), Vec::new(), vec![0xff; 56]] {
+        let other = domain();
+        let refused = Bare::new(&other).connect(&other, at, &stranger).await;
+        assert!(matches!(refused, Err(ConnectError::PeerRejected { .. })), "{refused:?}");
+    }
+    let (first, second) = (Bare::new(&pd), Bare::new(&pd));
+    let lines = [
+        first.connect(&pd, at, &private::encode(5)).await.unwrap(),
+        second.connect(&pd, at, &private::encode(5)).await.unwrap(),
+    ];
+    let stream = reply.ready().await.unwrap();
+    drop(stream);
+    let channel = listener.accept().await.unwrap();
+    assert_eq!(channel.path().qps.len(), 2);
+    // The peer is gone when any of its connections is, whatever becomes of its queue pairs.
+    let grant = channel.grant(channel.pool().try_alloc(3).unwrap()).unwrap();
+    let [_of_first, of_second] = lines;
+    drop(of_second);
+    let closed = tokio::time::timeout(PATIENCE, channel.closed()).await.expect("it ends");
+    assert_eq!(closed.cause(), Cause::PeerLost, "{closed}");
+    assert!(closed.to_string().contains("connection manager"), "{closed}");
+    let aborted = channel.next_arrival().await;
+    assert!(matches!(aborted, Err(ArrivalError::Aborted { grant: id, .. }) if id == grant.id()));
+    drop((first, second));
+    check_managed(&mut listener).await;
+    all_free(&server).await;
+}
+
+/// Half of the queue pairs, or none and the word that they are ready: it ends at the deadline, or with the peer.
+#[tokio::test]
+async fn k5_queue_pairs_that_never_come_end_the_handshake() {
+    let (server, mut listener) = server(by_cm().connect_timeout(std::time::Duration::from_millis(500))).await;
+    for (epoch, comes, ready) in [(1, 1, false), (2, 0, true), (3, 1, true)] {
+        let (pd, stream, hello) = begin(listener.local_addr(), epoch, 2).await;
+        let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+        let at = SocketAddr::new(listener.local_addr().ip(), reply.reply.cm_port);
+        let bare = Bare::new(&pd);
+        let line = match comes {
+            0 => None,
+            _ => Some(bare.connect(&pd, at, &private::encode(epoch)).await.unwrap()),
+        };
+        if ready {
+            let refused = reply.ready().await.unwrap_err();
+            assert!(matches!(refused, ConnectError::Closed { .. }), "{refused:?}");
+        } else {
+            drop(reply);
+        }
+        // What was connected ends with the handshake.
+        if let Some(line) = line {
+            tokio::time::timeout(PATIENCE, line.disconnected()).await.expect("it is given up");
+        }
+    }
+    check_managed(&mut listener).await;
+    all_free(&server).await;
+}
+
+/// K5: the bootstrap's last word has come, and nothing is ever said on the queue pair.
+#[tokio::test]
+async fn k5_a_client_that_never_speaks_first_is_lost() {
+    let config = by_cm()
+        .heartbeat(std::time::Duration::from_millis(50))
+        .peer_timeout(std::time::Duration::from_millis(200));
+    let (server, mut listener) = server(config).await;
+    let (pd, stream, hello) = begin(listener.local_addr(), 5, 1).await;
+    let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+    let at = SocketAddr::new(listener.local_addr().ip(), reply.reply.cm_port);
+    let bare = Bare::new(&pd);
+    let _line = bare.connect(&pd, at, &private::encode(5)).await.unwrap();
+    drop(reply.ready().await.unwrap());
+    let channel = listener.accept().await.unwrap();
+    let closed = tokio::time::timeout(PATIENCE, channel.closed()).await.expect("it ends");
+    assert_eq!(closed.cause(), Cause::PeerLost, "{closed}");
+    all_free(&server).await;
+}

@@ -1,0 +1,51 @@
+//! The examples on RDMA devices, as their users run them. `cargo build --examples` builds them.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::harness::*;
+
+/// Of an example on the two devices, within the deadline: the program has one of its own.
+fn output(example: &str, arguments: &str) -> Output {
+    let exe = std::env::current_exe().unwrap();
+    let path = exe.ancestors().nth(2).unwrap().join("examples").join(example);
+    assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
+    let mut command = Command::new(path);
+    command.args(["--json", "--transport", "verbs", "--device", &name(0), "--peer-device", &name(1)]);
+    command.args(arguments.split_whitespace()).output().unwrap()
+}
+
+fn report(example: &str, arguments: &str) -> Value {
+    let out = output(example, arguments);
+    assert!(out.status.success(), "{arguments}: {}", String::from_utf8_lossy(&out.stderr));
+    serde_json::from_slice(&out.stdout).unwrap()
+}
+
+#[test]
+#[ignore = "needs RDMA devices"]
+fn b5_kv_stream_lands_by_every_bootstrap_that_the_device_has() {
+    let caps = device(0).capabilities().clone();
+    let auto = if caps.oob { "oob" } else { "cm" };
+    for (asked, way) in [("auto", auto), ("cm", "cm")] {
+        let seen = report("kv_stream", &format!("--bootstrap {asked} --requests 2 --tokens 256 --layers 3"));
+        assert_eq!((&seen["verified"], &seen["bootstrap"]), (&true.into(), &way.into()), "{seen}");
+        let notify = if caps.immediate { "imm" } else { "send" };
+        assert_eq!(seen["path"]["notify"], notify, "{seen}");
+    }
+    let out = output("kv_stream", "--bootstrap oob --tokens 64");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.success(), caps.oob, "{said}");
+    assert!(caps.oob || said.contains("RTS") && said.contains("RDMA_CM"), "{said}");
+}
+
+#[test]
+#[ignore = "needs RDMA devices"]
+fn b5_ping_pong_measures_by_every_bootstrap_that_the_device_has() {
+    for bootstrap in ["auto", "cm"] {
+        let arguments =
+            format!("--bootstrap {bootstrap} --op send,write,kv --sizes 64,4097 --iters 20 --warmup 2");
+        let seen = report("ping_pong", &arguments);
+        assert_eq!(seen["results"].as_array().unwrap().len(), 3 * 2, "{seen}");
+    }
+}
