@@ -203,7 +203,7 @@ impl Model {
 }
 
 /// The pieces of a transfer that has arrived: all of it, nothing twice, and neighbours together (K8).
-fn check_pieces(pieces: &mut Vec<Piece>, bytes: u64, max_write: u32) {
+fn check_pieces(pieces: &mut [Piece], bytes: u64, max_write: u32) {
     pieces.sort_unstable_by_key(|p| p.dst_addr);
     assert_eq!(pieces.iter().map(|p| u64::from(p.len)).sum::<u64>(), bytes, "k8: bytes written twice");
     for pair in pieces.windows(2) {
