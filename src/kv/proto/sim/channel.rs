@@ -52,6 +52,8 @@ impl World {
         }
         if conn.is_closed() {
             self.summary.closed += 1;
+            let unheard = &self.channels[ch].sides[1 - side].messages;
+            assert!(unheard.is_empty(), "k3: closed, and {} messages were not delivered", unheard.len());
             self.ended(ch, side, conn);
         } else {
             self.channels[ch].sides[side].conn = Some(conn);

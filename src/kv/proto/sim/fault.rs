@@ -95,6 +95,7 @@ impl World {
                     s.fenced = true;
                     s.silent_since = Some(self.now);
                     s.usable.clear();
+                    s.messages.clear();
                 }
             }
         }
