@@ -31,6 +31,8 @@ pub(super) struct World {
 
 /// No run takes so long, in simulated microseconds.
 const LIMIT: u64 = 600_000_000;
+/// No run has so many steps: one that does goes round without time passing.
+const STEPS: u64 = 2_000_000;
 /// A transfer with so much time lands, if nothing goes wrong.
 pub(super) const AMPLE: u64 = 60_000_000;
 /// The first number of a fault; users' moves are below.
@@ -154,6 +156,7 @@ impl World {
                 _ => break,
             };
             self.summary.steps += 1;
+            assert!(self.summary.steps < STEPS, "r8: it never comes to rest: {}", self.waiting());
             self.check_step(touched);
         }
         self.check_end();
