@@ -62,9 +62,12 @@ impl Drop for Handle {
 impl CompletionQueue {
     /// Creates a queue and starts its driver task on the current runtime, which needs I/O and time enabled.
     ///
+    /// It asks the driver, which takes microseconds, or milliseconds on a busy device: where a worker must not wait for
+    /// that, call it in `spawn_blocking`.
+    ///
     /// # Errors
-    /// [`DeviceError::Limit`] for a capacity of zero or above the device's, [`DeviceError::NoRuntime`], and
-    /// [`DeviceError::Os`].
+    /// [`DeviceError::Limit`] for a capacity of zero or above the device's, [`DeviceError::NoRuntime`],
+    /// [`DeviceError::DeviceGone`], and [`DeviceError::Os`].
     pub fn new(device: &Device, config: CqConfig) -> Result<Self, DeviceError> {
         let CqConfig { capacity, spin } = config;
         let limit = device.capabilities().max_cqe.min(crate::ring::MAX_CQ_ENTRIES);

@@ -118,6 +118,14 @@ pub enum DeviceError {
         /// How to proceed.
         fix: String,
     },
+    /// The device was taken away, or has failed as a whole.
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
+    },
     /// No tokio runtime where one is needed.
     #[error("no tokio runtime with I/O and time enabled here; call this inside one")]
     NoRuntime,
@@ -196,6 +204,14 @@ pub enum MemoryError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The device was taken away, or has failed as a whole.
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
+    },
     /// There is no tokio runtime here, or it went away before the blocking part had run.
     #[error("no tokio runtime here, or it is shutting down; call this inside one")]
     RuntimeGone,
@@ -247,6 +263,16 @@ pub enum QpError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The device lacks the feature.
+    #[error("{what} is not supported by {device}; {fix}")]
+    Unsupported {
+        /// The feature.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// How to proceed.
+        fix: &'static str,
+    },
     /// The queue pairs of the two sides do not go together.
     #[error("{what} is {ours} here and {theirs} at the peer; {fix}")]
     Mismatch {
@@ -274,6 +300,17 @@ pub enum QpError {
         #[source]
         source: io::Error,
     },
+    /// The device was taken away, or has failed as a whole.
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
+    },
+    /// The shared receive queue takes no more queue pairs.
+    #[error("the shared receive queue is closed; create another one")]
+    SrqClosed,
     /// The completion queue takes no more queue pairs.
     #[error("the completion queue is closed, or its runtime is gone; create another one")]
     CqClosed,
@@ -340,6 +377,9 @@ pub enum OpError {
         /// The queue pair.
         qp_num: u32,
     },
+    /// The shared receive queue was closed or dropped, and the last queue pair that received by it is gone.
+    #[error("the shared receive queue was closed")]
+    SrqClosed,
     /// The local queue is at its limit (non-waiting calls only).
     #[error(
         "the {queue} queue of queue pair {qp_num} is full ({depth} outstanding); await, or use the waiting call"
@@ -390,6 +430,23 @@ pub enum OpError {
         qp_num: u32,
         /// The driver's error.
         reason: String,
+    },
+    /// The device reported an error of the queue pair or of its completion queue, outside of any completion. What was
+    /// outstanding is flushed, with this as its cause.
+    #[error("queue pair {qp_num}: the device reported {event}")]
+    DeviceEvent {
+        /// The queue pair.
+        qp_num: u32,
+        /// libibverbs' name of the event.
+        event: &'static str,
+    },
+    /// The device was taken away, or has failed as a whole.
+    #[error(
+        "{device} is gone: it was removed, or has failed as a whole; drop what is of it and open it again"
+    )]
+    DeviceGone {
+        /// The device.
+        device: std::sync::Arc<str>,
     },
     /// The runtime that drove this queue has gone away.
     #[error(

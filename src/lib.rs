@@ -85,6 +85,7 @@
 #![warn(missing_docs, unreachable_pub)]
 
 pub mod connect;
+pub mod counters;
 pub mod device;
 pub mod error;
 pub mod guide;
@@ -92,6 +93,7 @@ pub mod kv;
 pub mod memory;
 pub mod ring;
 
+mod background;
 mod clock;
 mod completion_queue;
 mod provider;
@@ -100,6 +102,7 @@ mod random;
 #[cfg(feature = "verbs")]
 mod raw;
 mod reactor;
+mod shared_receive_queue;
 mod sync;
 mod wire;
 

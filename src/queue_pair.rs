@@ -1,16 +1,18 @@
 //! Queue pairs: creation, connection, and a method an operation. The work is in `ring`.
 
+mod create;
 mod options;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::completion_queue::CompletionQueue;
 use crate::device::ProtectionDomain;
 use crate::error::{OpError, QpError};
 use crate::memory::{AnySlice, RemoteSlice};
-use crate::provider::{self, QpConnect, QpInit};
-use crate::ring::{Batch, Buffer, FirstCause, HalfId, NoEntries, Op, OpFuture, QpCore, Rejected, Side, Tie};
+use crate::provider::{self, QpConnect};
+use crate::ring::{Batch, Buffer, Op, OpFuture, QpCore, Rejected};
+use crate::shared_receive_queue::SharedReceiveQueue;
 
 use options::limit_error;
 pub use options::{ConnectOptions, QpConfig, QpEndpoint, Role};
@@ -70,96 +72,40 @@ pub struct QueuePair {
 impl QueuePair {
     /// Creates a queue pair. `send_cq` and `recv_cq` may be the same; both need room for the depths (R4).
     ///
+    /// It asks the driver, which takes microseconds, or milliseconds on a busy device: where a worker must not wait for
+    /// that, call it in `spawn_blocking`.
+    ///
     /// # Errors
     /// [`QpError::Limit`] for depths and inline sizes that the device has not, [`QpError::CqTooSmall`] with the capacity
-    /// that would do, [`QpError::ForeignResource`], [`QpError::CqClosed`], [`QpError::Os`].
+    /// that would do, [`QpError::ForeignResource`], [`QpError::CqClosed`], [`QpError::DeviceGone`], [`QpError::Os`].
     pub fn new(
         pd: &ProtectionDomain,
         send_cq: &CompletionQueue,
         recv_cq: &CompletionQueue,
         config: QpConfig,
     ) -> Result<Self, QpError> {
-        let (s, r) = (send_cq.core(), recv_cq.core());
-        if !s.device.same(pd.device()) || !r.device.same(pd.device()) {
-            return Err(QpError::ForeignResource { what: "a completion queue and a protection domain" });
-        }
-        let caps = pd.device().capabilities();
-        for (what, depth) in [("the send depth", config.send_depth), ("the receive depth", config.recv_depth)]
-        {
-            if depth == 0 {
-                return Err(limit_error(what, 0, caps.max_qp_wr.into(), "ask for at least one"));
-            }
-            if depth > caps.max_qp_wr {
-                let fix = "ask for fewer: waiting calls wait for room";
-                return Err(limit_error(what, depth.into(), caps.max_qp_wr.into(), fix));
-            }
-        }
-        if config.max_inline > caps.max_inline {
-            let (asked, limit) = (config.max_inline.into(), caps.max_inline.into());
-            return Err(limit_error("max_inline", asked, limit, "ask for fewer bytes"));
-        }
-        let (send_half, recv_half) = Self::reserve(send_cq, recv_cq, &config)?;
-        let init = QpInit {
-            max_send_wr: config.send_depth,
-            max_recv_wr: config.recv_depth,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: config.max_inline,
-        };
-        let qp = match pd.provider().create_qp(s.provider(), r.provider(), init) {
-            Ok(qp) => qp,
-            Err(error) => {
-                s.ring.lock().release(send_half, false);
-                r.ring.lock().release(recv_half, false);
-                return Err(error);
-            }
-        };
-        let tie = Arc::new(Tie {
-            qp_num: qp.qp_num(),
-            generation: crate::ring::next_qp_generation(),
-            cause: FirstCause::new(),
-            closing: AtomicBool::new(false),
-        });
-        let (send, recv) = (Side::new(s.clone(), send_half), Side::new(r.clone(), recv_half));
-        let core = QpCore::new(qp, tie, send, recv, pd.clone(), config.max_inline);
-        let this = Self { core, send_cq: send_cq.clone(), recv_cq: recv_cq.clone() };
-        // Closed since the reservation, when it had no queue pair to close yet.
-        if s.ring.lock().is_shut() || r.ring.lock().is_shut() {
-            return Err(QpError::CqClosed);
-        }
-        Ok(this)
+        Self::create(pd, send_cq, recv_cq, config, None)
     }
 
-    fn reserve(
+    /// Creates a queue pair that receives by `srq`, on its completion queue. It has no receive queue of its own:
+    /// [`QpConfig::recv_depth`] is of no account.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and [`QpError::SrqClosed`].
+    pub fn with_shared_receives(
+        pd: &ProtectionDomain,
         send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-        config: &QpConfig,
-    ) -> Result<(HalfId, HalfId), QpError> {
-        let (s, r) = (send_cq.core(), recv_cq.core());
-        let (send, recv) = (config.send_depth, config.recv_depth);
-        // What this queue pair has taken of the queue already, and what it asks of it in all.
-        let refused = |e, taken: u32, send: u32, recv: u32| match e {
-            NoEntries::Shut => QpError::CqClosed,
-            NoEntries::TooSmall { capacity, committed } => {
-                let (committed, asked) = (committed - taken, send.saturating_add(recv));
-                QpError::CqTooSmall {
-                    capacity,
-                    committed,
-                    asked,
-                    send,
-                    recv,
-                    needed: committed.saturating_add(asked),
-                }
-            }
-        };
-        let same = Arc::ptr_eq(s, r);
-        let send_half = s.ring.lock().reserve(false, send);
-        let send_half = send_half.map_err(|e| refused(e, 0, send, if same { recv } else { 0 }))?;
-        let recv_half = r.ring.lock().reserve(true, recv);
-        recv_half.map(|recv_half| (send_half, recv_half)).map_err(|e| {
-            s.ring.lock().release(send_half, false);
-            if same { refused(e, send, send, recv) } else { refused(e, 0, 0, recv) }
-        })
+        srq: &SharedReceiveQueue,
+        config: QpConfig,
+    ) -> Result<Self, QpError> {
+        if !srq.protection_domain().provider().is_same(pd.provider()) {
+            return Err(QpError::ForeignResource { what: "a shared receive queue and a protection domain" });
+        }
+        if !srq.core().attach() {
+            return Err(QpError::SrqClosed);
+        }
+        let config = QpConfig { recv_depth: 0, ..config };
+        Self::create(pd, send_cq, srq.completion_queue(), config, Some(srq.core()))
     }
 
     /// Its number.
@@ -172,7 +118,7 @@ impl QueuePair {
         &self.send_cq
     }
 
-    /// The completion queue of its receives.
+    /// The completion queue of its receives: that of its shared receive queue, if it has one.
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.recv_cq
     }
@@ -268,6 +214,11 @@ impl QueuePair {
 
     pub(crate) fn closed(&self, wanted: &'static str) -> QpError {
         QpError::State { qp_num: self.qp_num(), state: "closed", wanted, fix: "create another queue pair" }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn event_id(&self) -> crate::provider::events::ObjectId {
+        self.core.with_qp(provider::Qp::id).expect("it is not closed")
     }
 
     /// What failed first on this queue pair, once something has (R6).
@@ -366,8 +317,10 @@ impl QueuePair {
         self.core.destroyed().await;
     }
 
-    /// Destroys the queue pair at once, without waiting for what is outstanding, whose operations end now. Completions
-    /// that a device still reports for them are counted as [stale](crate::ring::CqStats::stale), and match nothing.
+    /// Destroys the queue pair at once, without waiting for what is outstanding, whose operations end when it is destroyed:
+    /// on the soft provider when this returns, on an RDMA device soon after, from a thread that waits for the driver.
+    /// Completions that a device still reports for them are counted as [stale](crate::ring::CqStats::stale), and match
+    /// nothing.
     ///
     /// This is what a deadline needs to get its buffers back. [`close`](Self::close) is gentler and nearly as fast.
     pub fn kill(self) {

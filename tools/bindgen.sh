@@ -38,14 +38,15 @@ TEXT
 
 functions='ibv_(get_device_list|free_device_list|get_device_name|open_device|close_device|fork_init)'
 functions+='|ibv_query_(device|port|gid|qp)|ibv_(alloc|dealloc)_pd|ibv_(reg|dereg)_mr'
-functions+='|ibv_(create|destroy)_(comp_channel|cq|qp)|ibv_(get_cq_event|ack_cq_events|modify_qp)'
+functions+='|ibv_(create|destroy)_(comp_channel|cq|qp|srq)|ibv_(get_cq_event|ack_cq_events|modify_qp)'
+functions+='|ibv_(get|ack)_async_event'
 # Enumerations that the structs hold as plain integers, and a struct behind an older type.
 types='ibv_(access_flags|qp_attr_mask|send_flags|wc_flags|mtu|port_state|port_attr|qp_state|gid)'
 generate sys.rs infiniband/verbs.h libibverbs-dev libibverbs LibIbverbs \
   --allowlist-function "$functions" --allowlist-type "$types" --allowlist-var 'IBV_LINK_LAYER_.*' \
   --blocklist-type 'pthread_.*|__pthread.*|__atomic_wide_counter.*' \
   --raw-line 'use libc::{pthread_cond_t, pthread_mutex_t};' \
-  --opaque-type 'ibv_srq|ibv_flow|_ibv_device_ops|_compat_ibv_port_attr'
+  --opaque-type 'ibv_flow|_ibv_device_ops|_compat_ibv_port_attr'
 
 functions='rdma_(create|destroy)_(event_channel|id)|rdma_(bind_addr|resolve_addr|resolve_route|init_qp_attr)'
 functions+='|rdma_(listen|connect|establish|accept|reject|disconnect|migrate_id|set_option|get_src_port)'

@@ -12,6 +12,7 @@ cargo bench --bench landed -- [OPTIONS]
   --mode MODE      event or spin; both without it
   --reps N         repetitions a case, instead of each case's own number
   --profile NAME   profile of the soft device: default, erdma-compat, srd, tiny
+  --device NAME    this RDMA device instead of the soft one, at both ends
   --qps N          queue pairs of the channel (default 1)
   --no-pin         do not pin the receiver to cpu 0 and the initiator to cpu 1
   --quick          one repetition of the short cases: shows that everything works, measures nothing
@@ -61,6 +62,7 @@ pub struct Args {
     pub mode: Option<Mode>,
     pub reps: Option<usize>,
     pub profile: Profile,
+    pub device: Option<String>,
     pub qps: usize,
     pub pin: bool,
     pub quick: bool,
@@ -86,6 +88,7 @@ impl Args {
     pub fn shared(&self) -> Vec<String> {
         let mut out = vec![format!("--profile={}", self.profile), format!("--qps={}", self.qps)];
         out.extend(self.reps.map(|n| format!("--reps={n}")));
+        out.extend(self.device.as_ref().map(|name| format!("--device={name}")));
         for (set, flag) in [(!self.pin, "--no-pin"), (self.quick, "--quick")] {
             out.extend(set.then(|| flag.to_owned()));
         }
@@ -104,6 +107,7 @@ pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
         mode: None,
         reps: None,
         profile: Profile::Default,
+        device: None,
         qps: 1,
         pin: true,
         quick: false,
@@ -132,6 +136,7 @@ pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
             "--reps" => out.reps = Some(number(&flag, &value()?, 1, 1_000_000)?),
             "--qps" => out.qps = number(&flag, &value()?, 1, 64)?,
             "--profile" => out.profile = value()?.parse().map_err(|e| format!("{e}"))?,
+            "--device" => out.device = Some(value()?),
             "--no-pin" => out.pin = false,
             "--quick" => out.quick = true,
             "--receiver" => out.side = Side::Receiver(value()?),

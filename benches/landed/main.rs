@@ -85,7 +85,10 @@ async fn endpoint(args: &Args, case: &Case, mode: Mode) -> Result<landfall::kv::
     use landfall::device::{Device, SoftConfig};
     use landfall::kv::{KvConfig, KvEndpoint, KvPool};
 
-    let device = Device::soft(SoftConfig::new().profile(args.profile))?;
+    let device = match &args.device {
+        Some(name) => Device::open(name)?,
+        None => Device::soft(SoftConfig::new().profile(args.profile))?,
+    };
     let pool = KvPool::new(&device.alloc_pd()?, case.layout()?).await?;
     let config = KvConfig::default().qps(args.qps).spin(mode.budget());
     Ok(KvEndpoint::new(pool, config)?)

@@ -36,7 +36,7 @@ pub(crate) async fn stream(
         other => return Err(unexpected(&other)),
     }
     let verified = report.is_verified();
-    report.print(args, &channel)?;
+    report.print(args, &channel).await?;
     channel.close().await?;
     if verified { Ok(()) } else { Err("what landed is not what was sent".into()) }
 }

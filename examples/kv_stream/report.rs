@@ -67,8 +67,8 @@ impl Report {
         self.wrong == 0 && self.agreed
     }
 
-    pub(crate) fn print(&self, args: &Args, channel: &KvChannel) -> Result<(), Error> {
-        let path = channel.path();
+    pub(crate) async fn print(&self, args: &Args, channel: &KvChannel) -> Result<(), Error> {
+        let path = channel.verify_path().await;
         crate::print(&if args.json { self.json(&path) } else { self.text(&path) })
     }
 

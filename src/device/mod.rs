@@ -4,6 +4,7 @@
 //! profile, see [`guide::transports`](crate::guide::transports). Nothing here needs a runtime, except registering memory.
 
 mod caps;
+mod events;
 pub(crate) mod gid;
 mod pd;
 pub(crate) mod profile;
@@ -14,6 +15,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
 pub use caps::Capabilities;
+pub use events::{DeviceEvent, DeviceEvents};
 pub use pd::ProtectionDomain;
 pub use profile::Profile;
 pub use soft_config::SoftConfig;
@@ -21,6 +23,7 @@ pub use verbs_config::VerbsConfig;
 
 use crate::error::DeviceError;
 use crate::provider::{self, soft::SoftDevice};
+use crate::reactor::events::Watch;
 
 /// The name that opens the soft device which `LANDFALL_SOFT` describes.
 const SOFT: &str = "soft";
@@ -52,6 +55,8 @@ struct Inner {
     name: String,
     profile: Option<Profile>,
     address: IpAddr,
+    /// Reads its events, where it has a descriptor for them.
+    _watch: Option<Watch>,
 }
 
 impl Device {
@@ -102,7 +107,7 @@ impl Device {
     pub fn verbs(name: &str, config: VerbsConfig) -> Result<Self, DeviceError> {
         config.check()?;
         match provider::verbs::VerbsDevice::open(name, &config)? {
-            Some(device) => Ok(rdma::device(name, device)),
+            Some(device) => rdma::device(name, device),
             None => Err(not_found(name, "")),
         }
     }
@@ -126,6 +131,7 @@ impl Device {
             name: format!("{SOFT}-{profile}"),
             profile: Some(profile),
             address,
+            _watch: None,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -200,12 +206,24 @@ impl Device {
         }
     }
 
+    /// What happens to the device from now on. Any number may listen. A device of the soft provider has nothing to tell:
+    /// what fails there is an operation.
+    pub fn events(&self) -> DeviceEvents {
+        DeviceEvents::new(self.inner.provider.events().listen())
+    }
+
     /// A new protection domain.
     ///
     /// # Errors
     /// [`DeviceError`] when the device gives none; the soft provider always does.
     pub fn alloc_pd(&self) -> Result<ProtectionDomain, DeviceError> {
         Ok(ProtectionDomain::new(self.clone(), self.inner.provider.alloc_pd()?))
+    }
+
+    /// Its name, when it is gone.
+    pub(crate) fn gone(&self) -> Option<Arc<str>> {
+        let events = self.inner.provider.events();
+        events.is_gone().then(|| events.device())
     }
 
     pub(crate) fn provider(&self) -> &provider::Device {
@@ -267,7 +285,8 @@ mod rdma {
         }
     }
 
-    pub(super) fn device(name: &str, device: Arc<VerbsDevice>) -> Device {
+    pub(super) fn device(name: &str, device: Arc<VerbsDevice>) -> Result<Device, DeviceError> {
+        let watch = device.watch()?;
         let gid = Ipv6Addr::from(device.port().gid);
         let address = gid.to_ipv4_mapped().map_or(IpAddr::V6(gid), IpAddr::V4);
         let inner = Inner {
@@ -275,8 +294,9 @@ mod rdma {
             name: name.to_owned(),
             profile: None,
             address,
+            _watch: watch,
         };
-        Device { inner: Arc::new(inner) }
+        Ok(Device { inner: Arc::new(inner) })
     }
 }
 

@@ -42,7 +42,8 @@ impl ProtectionDomain {
     ///
     /// # Errors
     /// [`MemoryError::Length`] and [`MemoryError::TooLarge`] for the length, [`MemoryError::Os`] and
-    /// [`MemoryError::Register`] when the system or the device refuses, [`MemoryError::RuntimeGone`] without a runtime.
+    /// [`MemoryError::Register`] when the system or the device refuses, [`MemoryError::DeviceGone`] when the device is,
+    /// [`MemoryError::RuntimeGone`] without a runtime.
     ///
     /// # Cancel safety
     /// Dropping the future leaks nothing: what had been registered by then is deregistered.
@@ -100,6 +101,9 @@ impl ProtectionDomain {
         register: impl FnOnce(&provider::Pd) -> Result<T, MemoryError> + Send + 'static,
     ) -> Result<T, MemoryError> {
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| MemoryError::RuntimeGone)?;
+        if let Some(device) = self.inner.device.gone() {
+            return Err(MemoryError::DeviceGone { device });
+        }
         let inner = self.inner.clone();
         match runtime.spawn_blocking(move || register(&inner.pd)).await {
             Ok(done) => done,

@@ -69,7 +69,7 @@ impl Profile {
             active_mtu: 4096,
         };
         match self {
-            Self::Default => base,
+            Self::Default => Capabilities { max_srq: 1024, ..base },
             Self::ErdmaCompat => Capabilities {
                 max_qp_wr: 8192,
                 max_send_sge: 1,
@@ -87,6 +87,7 @@ impl Profile {
                 max_recv_sge: 1,
                 max_inline: 80,
                 max_msg_size: 0xffff_ffff,
+                max_srq: 1024,
                 immediate: false,
                 atomics: false,
                 oob: false,

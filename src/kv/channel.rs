@@ -15,6 +15,7 @@ use super::bootstrap::Chosen;
 use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
 use super::path::PathReport;
+use super::path_check::PathCheck;
 use super::pool::{KvPool, PoolAccess};
 use super::proto::{Resolution, TransferId};
 use super::stats::ChannelStats;
@@ -40,6 +41,8 @@ pub(super) struct PathFacts {
 pub(super) struct ChannelInner {
     pub(super) driver: Arc<KvDriver>,
     pub(super) facts: PathFacts,
+    /// `None` without a device that counts.
+    pub(super) check: Option<PathCheck>,
     pub(super) connection: u64,
     pub(super) peer_epoch: u64,
     pub(super) peer_name: String,
@@ -235,7 +238,8 @@ impl KvChannel {
         poll_fn(|cx| self.inner.driver.poll_resolution(cx, &mut waiter.place, transfer)).await
     }
 
-    /// Which way the bytes took, and how many, counted from the channel's beginning to now.
+    /// Which way the bytes took, and how many, counted from the channel's beginning to now. Does no I/O: the device's
+    /// counters are those of the last [`verify_path`](Self::verify_path).
     pub fn path(&self) -> PathReport {
         let facts = &self.inner.facts;
         let ip = |gid: [u8; 16]| {
@@ -256,7 +260,24 @@ impl KvChannel {
             peer_gid: ip(facts.peer_gid),
             mtu: facts.mtu,
             qps: self.inner.driver.reports(),
+            counters: self.inner.check.as_ref().and_then(PathCheck::last),
         }
+    }
+
+    /// As [`path`](Self::path), held against what the device itself has counted since the channel opened: whether it
+    /// bears out what this side knows to have landed and to have arrived. [`counters`](crate::counters) says how, and
+    /// when the answer is unknown.
+    ///
+    /// Reads sysfs on a blocking thread. When the counters say less than they should, it waits until they are fresh (10 ms
+    /// and a little) and reads once more.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub async fn verify_path(&self) -> PathReport {
+        if let Some(check) = &self.inner.check {
+            check.verify().await;
+        }
+        self.path()
     }
 
     /// How many transfers ended in which way, counted from the channel's beginning to now.

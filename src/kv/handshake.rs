@@ -20,6 +20,7 @@ use super::channel::{ChannelInner, KvChannel, PathFacts};
 use super::driver::KvDriver;
 use super::endpoint::Shared;
 use super::managed::{self, Entrance};
+use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
 use super::proto::{Config, Opening};
 use super::setup::{self, Built};
@@ -28,6 +29,7 @@ use crate::connect::{
     Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, Reject, Stage, agree, client, dial,
     dial_cm, part, see_off,
 };
+use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
 use crate::reactor;
 
@@ -259,6 +261,11 @@ async fn establish(
 ) -> Result<KvChannel, ConnectError> {
     let shared = claimed.shared.clone();
     let shared = &shared;
+    // Before it is a channel: nothing was carried yet, and an attempt that is given up leaves nothing.
+    let first = match CounterPort::of(&shared.device) {
+        Some(rail) => Some(FirstReading::take(rail, Sysfs::default(), &shared.runtime).await),
+        None => None,
+    };
     let (peer_epoch, connection) = (claimed.peer, claimed.connection);
     let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
         Answer::Wait => None,
@@ -272,6 +279,14 @@ async fn establish(
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
     let (driver, completions) = setup::driver(shared, built, peer, pool, proto, ledger, on_end);
     let gid = |hello: &Hello| hello.qps.first().map_or([0; 16], |qp| qp.gid);
+    let check = first.map(|first| {
+        let facts = Facts {
+            mtu: agreed.path_mtu,
+            block_bytes: shared.pool.layout().block_bytes(),
+            same_port: gid(ours) == gid(peer),
+        };
+        PathCheck::new(&driver, first, facts, &shared.runtime)
+    });
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),
         facts: PathFacts {
@@ -290,6 +305,7 @@ async fn establish(
             peer_gid: gid(peer),
             mtu: agreed.path_mtu,
         },
+        check,
         connection,
         peer_epoch,
         peer_name: peer.name.clone(),

@@ -47,6 +47,7 @@ mod hostile_managed;
 pub mod layout;
 mod managed;
 mod path;
+mod path_check;
 mod peers;
 mod pool;
 pub(crate) mod proto;

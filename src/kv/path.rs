@@ -5,6 +5,8 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
+use crate::counters::CounterReport;
+
 /// What a channel runs over, and what each part of it carried so far.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
@@ -35,6 +37,10 @@ pub struct PathReport {
     pub mtu: u32,
     /// Each queue pair, and what it carried.
     pub qps: Vec<QpReport>,
+    /// What the device's own counters said of it when they were last asked, by
+    /// [`KvChannel::verify_path`](super::KvChannel::verify_path). `None` before that, and on the soft provider, which has no
+    /// device that counts.
+    pub counters: Option<CounterReport>,
 }
 
 /// One queue pair of a [`PathReport`].
@@ -79,6 +85,9 @@ impl fmt::Display for PathReport {
                 "{comma} qp {}->{} wrote {} bytes in {} writes",
                 qp.qp_num, qp.peer_qp_num, qp.bytes_written, qp.writes
             )?;
+        }
+        if let Some(counters) = &self.counters {
+            write!(f, "; counters {counters}")?;
         }
         Ok(())
     }

@@ -219,10 +219,13 @@ impl Queue {
         })
     }
 
-    /// Destroys the queue pair: afterwards its peer writes nothing here any more. Tokens that never completed go to
-    /// `lost`.
-    pub(crate) fn destroy(&mut self, mut lost: impl FnMut(Token)) {
-        drop(self.qp.take());
+    /// Gives the queue pair away, to be destroyed. Nothing is posted from here on.
+    pub(crate) fn take_qp(&mut self) -> Option<provider::Qp> {
+        self.qp.take()
+    }
+
+    /// The queue pair has been destroyed: its peer writes nothing here any more. Tokens that never completed go to `lost`.
+    pub(crate) fn destroyed(&mut self, mut lost: impl FnMut(Token)) {
         let free = &mut self.free_send;
         self.sq.drain(|posted| {
             release(free, posted);

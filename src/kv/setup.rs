@@ -43,7 +43,7 @@ pub(super) struct Built {
     config: KvConfig,
 }
 
-/// Creates `qps` queue pairs with every receive posted.
+/// Creates `qps` queue pairs with every receive posted. A driver may take its time: off the runtime's workers (R9).
 pub(super) async fn build(shared: &Shared, qps: usize) -> Result<Built, ConnectError> {
     let caps = shared.device.capabilities();
     let config = shared.config.clone().qps(qps).fit(caps).map_err(ConnectError::resources)?;
@@ -53,19 +53,40 @@ pub(super) async fn build(shared: &Shared, qps: usize) -> Result<Built, ConnectE
         control_bytes: CONTROL_BYTES,
         max_inline: caps.max_inline.min(CONTROL_BYTES as u32),
     };
-    let channel = shared.device.provider().create_channel().map_err(ConnectError::resources)?;
-    let entries = (sizes.send_depth + sizes.recv_depth) * qps as u32;
-    let cq = channel.create_cq(entries).map_err(ConnectError::resources)?;
-    let mut queues = Vec::with_capacity(qps);
+    let mut memories = Vec::with_capacity(qps);
     for _ in 0..qps {
         // One region a queue pair: small enough for a short max_mr_size, and touched only where it is used.
         let memory = Memory::anonymous(sizes.buffer_bytes()).prefault(Prefault::No);
-        let memory = shared.pd.register_local(memory).await.map_err(ConnectError::resources)?.into_slice();
-        let qp = shared.pd.provider().create_qp(&cq, &cq, sizes.init()).map_err(ConnectError::resources)?;
-        let queue = Queue::new(qp, &sizes, caps.ordered, caps.all_signaled, memory);
-        queues.push(queue.map_err(ConnectError::resources)?);
+        let memory = shared.pd.register_local(memory).await.map_err(ConnectError::resources)?;
+        memories.push(memory.into_slice());
     }
-    Ok(Built { queues, lines: Lines::default(), cq, channel, config })
+    let pd = shared.pd.clone();
+    off_workers(shared, move || {
+        let caps = pd.device().capabilities();
+        let channel = pd.device().provider().create_channel().map_err(ConnectError::resources)?;
+        let entries = (sizes.send_depth + sizes.recv_depth) * qps as u32;
+        let cq = channel.create_cq(entries).map_err(ConnectError::resources)?;
+        let queues = memories.into_iter().map(|memory| {
+            let qp = pd.provider().create_qp(&cq, &cq, sizes.init()).map_err(ConnectError::resources)?;
+            Queue::new(qp, &sizes, caps.ordered, caps.all_signaled, memory).map_err(ConnectError::resources)
+        });
+        let queues = queues.collect::<Result<_, _>>()?;
+        Ok(Built { queues, lines: Lines::default(), cq, channel, config })
+    })
+    .await
+}
+
+/// Runs `work` where it may block.
+async fn off_workers<T: Send + 'static>(
+    shared: &Shared,
+    work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
+) -> Result<T, ConnectError> {
+    match shared.runtime.spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+        // It was shut down before this had run.
+        Err(_) => Err(ConnectError::resources(DeviceError::NoRuntime)),
+    }
 }
 
 impl Built {
@@ -129,16 +150,11 @@ pub(super) async fn connect(
     built.trim(peer, agreed);
     let (remotes, path_mtu) = (peer.qps.clone(), agreed.path_mtu);
     let rd_atomic = agreed.rd_atomic.min(shared.device.capabilities().max_rd_atomic);
-    let connected = shared.runtime.spawn_blocking(move || {
+    off_workers(shared, move || {
         connect_all(&mut built, &remotes, path_mtu, rd_atomic, active)?;
         Ok(built)
-    });
-    match connected.await {
-        Ok(built) => built,
-        Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
-        // It was shut down before this had run.
-        Err(_) => Err(ConnectError::resources(DeviceError::NoRuntime)),
-    }
+    })
+    .await
 }
 
 fn connect_all(
@@ -250,7 +266,7 @@ pub(super) fn driver(
         peer_epoch: peer.epoch,
         on_end,
     };
-    (Arc::new(KvDriver::new(parts, shared.runtime.clone())), channel)
+    (KvDriver::new(parts, shared.runtime.clone()), channel)
 }
 
 pub(super) fn new_id() -> Result<u64, ConnectError> {

@@ -20,6 +20,10 @@ pub struct ChannelStats {
     pub arrived: u64,
     /// Grants of ours whose arrival ended without.
     pub aborted: u64,
+    /// Payload bytes of the writes that have landed.
+    pub landed_bytes: u64,
+    /// Payload bytes of the transfers that have arrived.
+    pub arrived_bytes: u64,
 }
 
 impl ChannelStats {

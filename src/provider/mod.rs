@@ -14,6 +14,9 @@
 //! A software transport has no hardware that works in the background: its I/O happens inside [`Cq::poll`], on the
 //! thread that polls. That is why [`Cq::arm`] can answer [`Armed::More`].
 
+// The soft provider's errors are completions: without another one nothing is dispatched.
+#[cfg_attr(not(feature = "verbs"), allow(dead_code))]
+pub(crate) mod events;
 #[cfg(feature = "verbs")]
 mod raw;
 pub(crate) mod soft;
@@ -27,6 +30,7 @@ use std::sync::Arc;
 use crate::device::Capabilities;
 use crate::error::{DeviceError, MemoryError, PostError, QpError};
 use crate::memory::Mapping;
+use events::{Events, ObjectId};
 
 /// Access flags of a memory region, with the bits of `enum ibv_access_flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -377,12 +381,22 @@ pub(crate) enum Cq {
     Verbs(verbs::VerbsCq),
 }
 
-/// A queue pair. Drop destroys it: afterwards no payload of its peer is written any more.
+/// A queue pair. [`Qp::destroy`] says when no payload of its peer is written any more; dropping it destroys it too, but
+/// soon, where that blocks.
 #[derive(Debug)]
 pub(crate) enum Qp {
     Soft(soft::SoftQp),
     #[cfg(feature = "verbs")]
     Verbs(verbs::VerbsQp),
+}
+
+/// A shared receive queue: receives for several queue pairs, which keep it. It is destroyed after the last of them;
+/// what it holds then never completes.
+#[derive(Debug)]
+pub(crate) enum Srq {
+    Soft(Arc<soft::SoftSrq>),
+    #[cfg(feature = "verbs")]
+    Verbs(Arc<verbs::VerbsSrq>),
 }
 
 impl Device {
@@ -394,7 +408,25 @@ impl Device {
         }
     }
 
+    /// What it says out of turn.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        match self {
+            Self::Soft(d) => d.events(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(d) => d.events(),
+        }
+    }
+
+    /// Refuses a device that is gone.
+    fn check_present(&self) -> Result<(), DeviceError> {
+        match self.events() {
+            events if events.is_gone() => Err(DeviceError::DeviceGone { device: events.device() }),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn alloc_pd(&self) -> Result<Pd, DeviceError> {
+        self.check_present()?;
         match self {
             Self::Soft(d) => Ok(Pd::Soft(d.alloc_pd()?)),
             #[cfg(feature = "verbs")]
@@ -403,6 +435,7 @@ impl Device {
     }
 
     pub(crate) fn create_channel(&self) -> Result<Channel, DeviceError> {
+        self.check_present()?;
         match self {
             Self::Soft(d) => Ok(Channel::Soft(d.create_channel()?)),
             #[cfg(feature = "verbs")]
@@ -445,6 +478,75 @@ impl Pd {
             (Self::Verbs(pd), Cq::Verbs(s), Cq::Verbs(r)) => Ok(Qp::Verbs(pd.create_qp(s, r, init)?)),
             #[cfg(feature = "verbs")]
             _ => Err(QpError::ForeignResource { what: "a completion queue and a protection domain" }),
+        }
+    }
+}
+
+impl Pd {
+    /// Creates a shared receive queue of `depth` receives with one element each.
+    pub(crate) fn create_srq(&self, depth: u32) -> Result<Srq, QpError> {
+        match self {
+            Self::Soft(pd) => Ok(Srq::Soft(pd.create_srq(depth)?)),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(pd) => Ok(Srq::Verbs(pd.create_srq(depth)?)),
+        }
+    }
+
+    /// As [`create_qp`](Self::create_qp), with the receives of `srq`. `init` asks for none.
+    pub(crate) fn create_qp_on(
+        &self,
+        send_cq: &Cq,
+        recv_cq: &Cq,
+        init: QpInit,
+        srq: &Srq,
+    ) -> Result<Qp, QpError> {
+        match (self, send_cq, recv_cq, srq) {
+            (Self::Soft(pd), Cq::Soft(s), Cq::Soft(r), Srq::Soft(srq)) => {
+                Ok(Qp::Soft(pd.create_qp_on(s, r, init, Some(srq))?))
+            }
+            #[cfg(feature = "verbs")]
+            (Self::Verbs(pd), Cq::Verbs(s), Cq::Verbs(r), Srq::Verbs(srq)) => {
+                Ok(Qp::Verbs(pd.create_qp_on(s, r, init, Some(srq))?))
+            }
+            #[cfg(feature = "verbs")]
+            _ => Err(QpError::ForeignResource { what: "a shared receive queue and a protection domain" }),
+        }
+    }
+}
+
+impl Srq {
+    /// The queue in its device's events.
+    pub(crate) fn id(&self) -> ObjectId {
+        match self {
+            Self::Soft(s) => s.id(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(s) => s.id(),
+        }
+    }
+
+    pub(crate) fn post_recv(&self, wrs: &[RecvWr]) -> Result<(), PostError> {
+        match self {
+            Self::Soft(s) => s.post_recv(wrs),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(s) => s.post_recv(wrs),
+        }
+    }
+
+    /// As [`Qp::destroy_blocks`].
+    pub(crate) fn destroy_blocks(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
+    /// Destroys the queue, when no queue pair keeps it: no device touches the memory of what it held when this returns.
+    pub(crate) fn destroy(self) {
+        match self {
+            Self::Soft(s) => drop(s),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(s) => verbs::VerbsSrq::destroy(s),
         }
     }
 }
@@ -507,6 +609,25 @@ impl Cq {
         }
     }
 
+    /// Whether polling uses an arm up: so on a software transport, whose I/O is in the poll. A device stays armed until
+    /// it has raised the event.
+    pub(crate) fn poll_disarms(&self) -> bool {
+        match self {
+            Self::Soft(_) => true,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => false,
+        }
+    }
+
+    /// The queue in its device's events.
+    pub(crate) fn id(&self) -> ObjectId {
+        match self {
+            Self::Soft(c) => c.id(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.id(),
+        }
+    }
+
     /// Requests an event for the next completion.
     pub(crate) fn arm(&self) -> io::Result<Armed> {
         match self {
@@ -523,6 +644,33 @@ impl Qp {
             Self::Soft(q) => q.qp_num(),
             #[cfg(feature = "verbs")]
             Self::Verbs(q) => q.qp_num(),
+        }
+    }
+
+    /// The queue pair in its device's events.
+    pub(crate) fn id(&self) -> ObjectId {
+        match self {
+            Self::Soft(q) => q.id(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.id(),
+        }
+    }
+
+    /// Whether [`destroy`](Self::destroy) may block, and belongs off the runtime's workers.
+    pub(crate) fn destroy_blocks(&self) -> bool {
+        match self {
+            Self::Soft(_) => false,
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
+    /// Destroys the queue pair. When this returns, no payload of its peer is written any more.
+    pub(crate) fn destroy(self) {
+        match self {
+            Self::Soft(q) => drop(q),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(q) => q.destroy(),
         }
     }
 

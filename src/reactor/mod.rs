@@ -11,7 +11,11 @@
 //!
 //! Between two slices of work it yields to the runtime (R9). When the runtime drops the task, what was driven is told
 //! so and goes to the [reaper](reaper), a thread that lives only as long as there is something to drain (R7).
+//! [events](events) is another reactor, of what a device says out of turn.
 
+// As in `provider`: without RDMA devices nobody reads events.
+#[cfg_attr(not(feature = "verbs"), allow(dead_code))]
+pub(crate) mod events;
 mod reaper;
 
 use std::future::Future;

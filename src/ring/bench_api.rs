@@ -39,7 +39,8 @@ impl Idle {
     pub fn new(depth: u32) -> Option<Self> {
         let mut ring = Ring::new(depth);
         let cause = FirstCause::new();
-        let tie = Arc::new(Tie { qp_num: 1, generation: 1, cause, closing: AtomicBool::new(false) });
+        let tie =
+            Arc::new(Tie { qp_num: 1, generation: 1, cause, closing: AtomicBool::new(false), shared: false });
         let half = ring.reserve(false, depth).ok()?;
         ring.bind(half, 0, tie.clone());
         let wakes = std::sync::Arc::new(Wakes(AtomicU64::new(0)));

@@ -58,9 +58,18 @@ impl FirstCause {
         }
     }
 
-    /// The error of a request that was flushed, or of one that was never posted because of the failure.
+    /// The error of a request that was flushed, or of one that was never posted because of the failure. A device that is
+    /// gone is the whole of the reason.
     pub(crate) fn flushed(&self, qp_num: u32) -> OpError {
-        OpError::Flushed { qp_num, cause: self.first.get().cloned() }
+        match self.first.get() {
+            Some(cause) if matches!(**cause, OpError::DeviceGone { .. }) => (**cause).clone(),
+            cause => OpError::Flushed { qp_num, cause: cause.cloned() },
+        }
+    }
+
+    /// Whether what failed first is the device.
+    pub(crate) fn is_device_gone(&self) -> bool {
+        self.first.get().is_some_and(|cause| matches!(**cause, OpError::DeviceGone { .. }))
     }
 }
 

@@ -34,6 +34,8 @@ pub struct Completed {
     pub bytes: u64,
     /// The peer's immediate, in host order (receives only).
     pub imm: Option<u32>,
+    /// The number of the queue pair that it came by: of a receive in a shared receive queue, the one that took it.
+    pub qp_num: u32,
 }
 
 /// The end of an operation that was submitted in a batch, as [`CompletionQueue::next`] gives it.

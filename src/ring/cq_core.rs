@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use super::completion::Completion;
 use super::gate::Gate;
-use super::poll::{Polled, poll_and_arm};
+use super::poll::{Found, Polled, poll_and_arm};
 use super::qp_core::{QpCore, settle};
 use super::state::{Effects, Ring};
 use crate::clock::later;
 use crate::device::Device;
 use crate::error::{DeviceError, OpError};
 use crate::memory::AnySlice;
+use crate::provider::events::{Affected, Enrolled, Harm};
 use crate::provider::{self, Armed, Cqe, WcStatus};
 use crate::reactor::{self, Drive, DriverHandle, Step};
 use crate::sync::{Arc, Mutex, MutexGuard};
@@ -43,6 +44,10 @@ pub(crate) struct CqCore {
     spin: Duration,
     driver: OnceLock<DriverHandle>,
     drained: Gate,
+    /// The device's queue is of no use any more.
+    failed: AtomicBool,
+    /// Its place among those who hear of the device's events.
+    enrolled: OnceLock<Enrolled>,
 }
 
 /// Short: its queue pairs know it, and it knows them.
@@ -77,10 +82,13 @@ impl CqCore {
             spin,
             driver: OnceLock::new(),
             drained: Gate::new(),
+            failed: AtomicBool::new(false),
+            enrolled: OnceLock::new(),
         });
         let handle = reactor::spawn(&runtime, channel, this.clone())?;
         // Set once, here; a nudge before this would only repeat the driver's first slice.
         let _ = this.driver.set(handle);
+        let _ = this.enrolled.set(device.provider().events().enrol(vec![this.cq.id()], &this));
         Ok(this)
     }
 
@@ -134,11 +142,18 @@ impl CqCore {
         let overdue: Vec<Arc<QpCore>> =
             self.closing.lock().iter().filter(|(at, _)| *at <= now).map(|(_, qp)| qp.clone()).collect();
         for qp in overdue {
+            // One that has failed, was flushed, and is still its owner's.
+            if !qp.tie.is_closing() && qp.is_drained() {
+                self.forget_closing(&qp);
+                continue;
+            }
             tracing::warn!(
                 qp_num = qp.tie.qp_num,
                 "a closing queue pair did not drain in time: destroyed as it is"
             );
             qp.kill(None);
+            // Where its destruction blocks, it has not let go of itself yet.
+            self.forget_closing(&qp);
         }
     }
 
@@ -154,8 +169,9 @@ impl CqCore {
             Ok(Step::Idle) if !fx.attention.is_empty() => Step::More,
             Ok(step) => step,
             Err(error) => {
-                self.device_failed(&error);
-                Step::More
+                self.device_failed(|qp_num| OpError::Post { qp_num, reason: error.to_string() });
+                // Its queue pairs are destroyed by now, or say so by a nudge.
+                Step::Idle
             }
         };
         settle(&mut fx);
@@ -208,10 +224,12 @@ impl CqCore {
         self.nudge();
     }
 
-    /// The device's queue cannot be polled any more: nothing that is outstanding will complete.
-    fn device_failed(&self, error: &io::Error) {
-        tracing::error!(%error, "polling a completion queue failed: its queue pairs are destroyed");
-        self.end_all(|qp_num| Some(OpError::Post { qp_num, reason: error.to_string() }));
+    /// The device's queue cannot be polled any more: nothing that is outstanding will complete. The first call counts.
+    fn device_failed(&self, error: impl Fn(u32) -> OpError) {
+        if !self.failed.swap(true, Ordering::AcqRel) {
+            tracing::error!("a completion queue has failed: its queue pairs are destroyed");
+            self.end_all(|qp_num| Some(error(qp_num)));
+        }
     }
 
     fn end_all(&self, error: impl Fn(u32) -> Option<OpError>) {
@@ -246,10 +264,10 @@ impl CqCore {
         done()
     }
 
-    /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (On a device that
-    /// raised an event, which wakes it.)
+    /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (What uses up a
+    /// device's is its event, which wakes the driver.)
     fn rearm(&self) {
-        if !matches!(self.cq.arm(), Ok(Armed::Armed)) {
+        if self.cq.poll_disarms() && !matches!(self.cq.arm(), Ok(Armed::Armed)) {
             self.nudge();
         }
     }
@@ -305,12 +323,13 @@ struct Polling<'a> {
 }
 
 impl Polled for Polling<'_> {
-    fn poll(&mut self) -> io::Result<usize> {
+    fn poll(&mut self) -> io::Result<Found> {
         let n = self.core.cq.poll(&mut self.poller.cqes)?;
-        if n > 0 {
-            self.core.absorb(&self.poller.cqes[..n], &mut self.poller.fx);
+        if n == 0 {
+            return Ok(Found::Nothing);
         }
-        Ok(n)
+        self.core.absorb(&self.poller.cqes[..n], &mut self.poller.fx);
+        Ok(if n < BATCH { Found::Some } else { Found::Full })
     }
 
     fn was_empty(&mut self) {
@@ -319,6 +338,15 @@ impl Polled for Polling<'_> {
 
     fn arm(&mut self) -> io::Result<Armed> {
         self.core.cq.arm()
+    }
+}
+
+impl Affected for CqCore {
+    /// When the device is gone, its queue pairs are told themselves.
+    fn harmed(self: Arc<Self>, harm: Harm) {
+        if let Harm::Object { event, .. } = harm {
+            self.device_failed(|qp_num| OpError::DeviceEvent { qp_num, event });
+        }
     }
 }
 
@@ -353,8 +381,13 @@ impl Drive for CqCore {
             ring.queue_pairs()
         };
         for qp in queue_pairs {
-            qp.set_error();
-            qp.end_queued();
+            if qp.receives_shared() {
+                // Nothing flushes the receives of a shared queue: they end with it, and it goes after these.
+                qp.kill(None);
+            } else {
+                qp.set_error();
+                qp.end_queued();
+            }
         }
         fx.fire();
     }

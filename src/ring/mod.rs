@@ -53,7 +53,7 @@
 //! | type | `Send` | `Sync` | |
 //! |---|---|---|---|
 //! | [`CompletionQueue`] | yes | yes | `Clone`: the same queue |
-//! | [`QueuePair`] | yes | yes | methods take `&self`; share it in an `Arc` |
+//! | [`QueuePair`], [`SharedReceiveQueue`] | yes | yes | methods take `&self`; share it in an `Arc` |
 //! | [`OpFuture`] | yes | yes | may be awaited elsewhere than where it was made |
 //! | [`Op`], [`Completion`], [`Rejected`] | yes | yes | |
 //! | [`Batch`] | yes | yes | borrows its queue pair |
@@ -68,6 +68,7 @@
 //! | [`Batch::push_wait`] | the operation is not submitted; its buffer is dropped; earlier ones may be submitted |
 //! | [`CompletionQueue::next`] | no completion is lost |
 //! | [`QueuePair`] | closed: outstanding operations are flushed and end, then it is destroyed; nothing blocks |
+//! | [`SharedReceiveQueue`] | closed: no receive is taken any more; those it holds end with the last queue pair that receives by it |
 //! | [`CompletionQueue`] | its driver ends after the last queue pair |
 //! | `close()` of either | it is closed all the same |
 //!
@@ -105,6 +106,7 @@ mod models;
 mod op;
 mod poll;
 mod qp_core;
+mod qp_end;
 mod send_queue;
 mod slots;
 mod state;
@@ -112,6 +114,7 @@ mod wr_id;
 
 pub use crate::completion_queue::{CompletionQueue, CqConfig};
 pub use crate::queue_pair::{ConnectOptions, QpConfig, QpEndpoint, QueuePair, Role};
+pub use crate::shared_receive_queue::SharedReceiveQueue;
 pub use batch::Batch;
 pub use buffer::Buffer;
 pub use completion::{Completed, Completion, Opcode};
@@ -121,7 +124,7 @@ pub use state::CqStats;
 
 pub(crate) use cause::FirstCause;
 pub(crate) use cq_core::CqCore;
-pub(crate) use qp_core::{QpCore, Side};
+pub(crate) use qp_core::{Object, QpCore, Side};
 pub(crate) use send_queue::SendQueue;
 #[cfg(test)]
 pub(crate) use slots::{Owner, Wr, WrKind};

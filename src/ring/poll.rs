@@ -8,10 +8,19 @@ use std::io;
 use crate::provider::Armed;
 use crate::reactor::Step;
 
+/// What one poll has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Nothing,
+    Some,
+    /// As much as a poll can take: there may be more.
+    Full,
+}
+
 /// A queue of completions, and what becomes of them.
 pub(super) trait Polled {
-    /// Takes completions and hands them on. Answers how many.
-    fn poll(&mut self) -> io::Result<usize>;
+    /// Takes completions and hands them on.
+    fn poll(&mut self) -> io::Result<Found>;
     /// A poll has found nothing.
     fn was_empty(&mut self);
     fn arm(&mut self) -> io::Result<Armed>;
@@ -21,9 +30,14 @@ pub(super) trait Polled {
 pub(super) fn poll_and_arm(queue: &mut impl Polled, batches: usize, arm: bool) -> io::Result<Step> {
     let mut armed = false;
     for _ in 0..batches {
-        if queue.poll()? > 0 {
-            armed = false;
-            continue;
+        match queue.poll()? {
+            Found::Nothing => {}
+            // Whoever spins looks again by itself, unless this was what it waits for.
+            Found::Some if !arm => return Ok(Step::Idle),
+            Found::Some | Found::Full => {
+                armed = false;
+                continue;
+            }
         }
         queue.was_empty();
         if !arm {

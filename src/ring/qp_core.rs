@@ -1,4 +1,4 @@
-//! The part of a queue pair that outlives its handle: posting, closing, destroying (R7).
+//! The part of a queue pair that outlives its handle: posting. Its end is in `qp_end.rs` (R7).
 //!
 //! A handle that is dropped moves the queue pair to the error state; this stays, held by the halves of its
 //! completion queues, until everything posted has completed. Then, and only then, the queue pair is destroyed.
@@ -6,9 +6,8 @@
 //! Locks, in the order in which they may be held: a side's `post` (send before receive), `qp`, a ring.
 
 use std::fmt;
-use std::sync::RwLock;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{OnceLock, RwLock};
 
 use super::buffer::Buffer;
 use super::cq_core::{CqCore, Fx};
@@ -21,14 +20,14 @@ use super::wr_id::Key;
 use crate::device::ProtectionDomain;
 use crate::error::{OpError, PostError};
 use crate::memory::AnySlice;
+use crate::provider::events::Enrolled;
 use crate::provider::{self, QpState, RecvWr, WrChain};
 use crate::sync::{Arc, Mutex, MutexGuard};
 
-/// How long a closing queue pair may take to flush before it is destroyed as it is.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-
+/// A queue pair, or a shared receive queue, which is like one that has no send side and that several queue pairs
+/// receive by.
 pub(crate) struct QpCore {
-    qp: RwLock<Option<provider::Qp>>,
+    pub(super) object: RwLock<Option<Object>>,
     pub(crate) tie: Arc<Tie>,
     pub(crate) send: Side,
     pub(crate) recv: Side,
@@ -36,8 +35,14 @@ pub(crate) struct QpCore {
     pub(crate) connected: AtomicBool,
     /// Payloads up to this are copied at the post.
     pub(crate) inline: u32,
-    finished: AtomicBool,
-    destroyed: Gate,
+    /// The shared receive queue that it receives by, if so.
+    pub(super) srq: Option<Arc<QpCore>>,
+    /// Of a shared receive queue: the queue pairs that receive by it.
+    pub(super) attached: AtomicUsize,
+    pub(super) finished: AtomicBool,
+    pub(super) destroyed: Gate,
+    /// Its place among those who hear of the device's events.
+    enrolled: OnceLock<Enrolled>,
     /// An emptied vector of a batch, for the next one.
     pub(super) spare: Mutex<Vec<(Op, Wr)>>,
 }
@@ -47,6 +52,13 @@ impl fmt::Debug for QpCore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QueuePair").field("qp_num", &self.tie.qp_num).finish_non_exhaustive()
     }
+}
+
+/// What the provider has made.
+#[derive(Debug)]
+pub(crate) enum Object {
+    Pair(provider::Qp),
+    Shared(provider::Srq),
 }
 
 /// One side: where its completions go.
@@ -91,35 +103,56 @@ impl Post {
 }
 
 impl QpCore {
+    /// `srq` has counted it already, see [`attach`](Self::attach).
     pub(crate) fn new(
-        qp: provider::Qp,
+        object: Object,
         tie: Arc<Tie>,
-        send: Side,
-        recv: Side,
+        (send, recv): (Side, Side),
         pd: ProtectionDomain,
         inline: u32,
+        srq: Option<Arc<Self>>,
     ) -> Arc<Self> {
+        let id = match &object {
+            Object::Pair(qp) => qp.id(),
+            Object::Shared(srq) => srq.id(),
+        };
         let this = Arc::new(Self {
-            qp: RwLock::new(Some(qp)),
+            object: RwLock::new(Some(object)),
             tie,
             send,
             recv,
             pd,
             connected: AtomicBool::new(false),
             inline,
+            srq,
+            attached: AtomicUsize::new(0),
             finished: AtomicBool::new(false),
             destroyed: Gate::new(),
+            enrolled: OnceLock::new(),
             spare: Mutex::new(Vec::new()),
         });
         for side in [&this.send, &this.recv] {
             side.cq.ring.lock().bind(side.half, this.clone(), this.tie.clone());
         }
+        let events = this.pd.device().provider().events();
+        let _ = this.enrolled.set(events.enrol(vec![id], &this));
         this
     }
 
     /// Calls `f` with the queue pair, unless it has been destroyed.
     pub(crate) fn with_qp<R>(&self, f: impl FnOnce(&provider::Qp) -> R) -> Option<R> {
-        self.qp.read().unwrap_or_else(|e| e.into_inner()).as_ref().map(f)
+        match self.object.read().unwrap_or_else(|e| e.into_inner()).as_ref()? {
+            Object::Pair(qp) => Some(f(qp)),
+            Object::Shared(_) => None,
+        }
+    }
+
+    /// Calls `f` with the shared receive queue that this is, unless it has been destroyed.
+    pub(crate) fn with_srq<R>(&self, f: impl FnOnce(&provider::Srq) -> R) -> Option<R> {
+        match self.object.read().unwrap_or_else(|e| e.into_inner()).as_ref()? {
+            Object::Shared(srq) => Some(f(srq)),
+            Object::Pair(_) => None,
+        }
     }
 
     pub(super) fn side(&self, recv: bool) -> &Side {
@@ -216,12 +249,40 @@ impl QpCore {
         settle(&mut fx);
     }
 
+    /// Whether an operation can be submitted here, by its kind and by what has become of the queue pair.
+    /// The connection manager has connected it. False when it was closed meanwhile.
+    pub(crate) fn set_connected(&self) -> bool {
+        if self.tie.is_closing() {
+            return false;
+        }
+        self.tie.cause.set_managed();
+        self.connected.store(true, Ordering::Release);
+        self.send.cq.nudge();
+        true
+    }
+
     pub(super) fn check_connected(&self, recv: bool) -> Result<(), OpError> {
+        let qp_num = self.tie.qp_num;
+        let not_here = |what, fix| Err(OpError::Refused { what, asked: 1, limit: 0, fix });
+        if recv && self.srq.is_some() {
+            return not_here(
+                "a receive of a queue pair that receives by a shared receive queue",
+                "submit it to the shared receive queue",
+            );
+        }
+        if !recv && self.tie.shared {
+            return not_here("a send on a shared receive queue", "submit it to a queue pair");
+        }
         if recv || self.connected.load(Ordering::Acquire) {
             return Ok(());
         }
-        let qp_num = self.tie.qp_num;
-        Err(if self.tie.is_closing() { OpError::Closed { qp_num } } else { OpError::NotConnected { qp_num } })
+        Err(if self.tie.cause.is_device_gone() {
+            self.tie.cause.flushed(qp_num)
+        } else if self.tie.is_closing() {
+            self.tie.closed()
+        } else {
+            OpError::NotConnected { qp_num }
+        })
     }
 
     /// Posts queued operations that have a credit now; ends them when the queue pair takes nothing any more.
@@ -240,15 +301,15 @@ impl QpCore {
     }
 
     fn doorbell(&self, side: &Side, mut post: MutexGuard<'_, Post>, fx: &mut Fx) {
-        let result = self.with_qp(|qp| {
-            if !post.recvs.is_empty() {
-                qp.post_recv(&post.recvs)
-            } else if !post.sends.wrs.is_empty() {
-                qp.post_send(&post.sends)
-            } else {
-                Ok(())
-            }
-        });
+        let result = {
+            let object = self.object.read().unwrap_or_else(|e| e.into_inner());
+            object.as_ref().map(|object| match object {
+                _ if post.keys.is_empty() => Ok(()),
+                Object::Shared(srq) => srq.post_recv(&post.recvs),
+                Object::Pair(qp) if !post.recvs.is_empty() => qp.post_recv(&post.recvs),
+                Object::Pair(qp) => qp.post_send(&post.sends),
+            })
+        };
         let error = match result {
             Some(Ok(())) => {
                 post.clear();
@@ -272,149 +333,14 @@ impl QpCore {
     fn post_error(&self, error: &PostError) -> OpError {
         let qp_num = self.tie.qp_num;
         if !self.tie.is_closing() && self.tie.cause.get().is_none() {
+            // Nothing completes by the failure of a shared receive queue.
             if self.with_qp(provider::Qp::state) != Some(QpState::Err) {
                 return OpError::Post { qp_num, reason: error.source.to_string() };
             }
             self.send.cq.absorb_now();
             self.recv.cq.absorb_now();
         }
-        if self.tie.is_closing() { OpError::Closed { qp_num } } else { self.tie.cause.flushed(qp_num) }
-    }
-
-    // Closing.
-
-    /// Moves the queue pair to the error state and ends what is queued. What is posted completes by being flushed;
-    /// the driver, or the reaper, destroys the queue pair after the last. Does not block.
-    pub(crate) fn close(self: &Arc<Self>) {
-        if self.tie.closing.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        self.set_error();
-        let mut fx = Fx::default();
-        for side in [&self.send, &self.recv] {
-            side.cq.ring.lock().end_queued(side.half, &mut fx);
-        }
-        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
-        self.try_finish();
-        if self.finished.load(Ordering::Acquire) {
-            // Whoever drives the queues may have finished it between `set_error` and `watch_closing`: then nobody would
-            // ever take it from that list.
-            self.send.cq.forget_closing(self);
-        }
-        settle(&mut fx);
-        self.send.cq.nudge();
-    }
-
-    /// The connection manager has connected it. False when it was closed meanwhile.
-    pub(crate) fn set_connected(&self) -> bool {
-        if self.tie.is_closing() {
-            return false;
-        }
-        self.tie.cause.set_managed();
-        self.connected.store(true, Ordering::Release);
-        self.send.cq.nudge();
-        true
-    }
-
-    /// The connection manager's connection has ended: to the error state, so that what is outstanding ends too, with what
-    /// has failed first. Completions that came before are taken before.
-    pub(crate) fn disconnected(&self) {
-        if self.tie.is_closing() {
-            return;
-        }
-        self.send.cq.absorb_now();
-        self.recv.cq.absorb_now();
-        self.tie.cause.record(OpError::Disconnected { qp_num: self.tie.qp_num });
-        self.set_error();
-        self.end_queued();
-        self.send.cq.nudge();
-        self.recv.cq.nudge();
-    }
-
-    /// To the error state, without closing: what is queued or comes later ends with the reason that the rings know.
-    pub(super) fn set_error(&self) {
-        if let Some(Err(error)) = self.with_qp(provider::Qp::set_error) {
-            tracing::warn!(qp_num = self.tie.qp_num, error = %error, "moving a queue pair to the error state failed");
-        }
-    }
-
-    /// Ends the operations that are queued because of what the rings know by now.
-    pub(super) fn end_queued(&self) {
-        let mut fx = Fx::default();
-        for side in [&self.send, &self.recv] {
-            side.cq.ring.lock().end_queued(side.half, &mut fx);
-        }
-        settle(&mut fx);
-    }
-
-    /// Destroys the queue pair when it is closing and nothing of it is outstanding.
-    fn try_finish(self: &Arc<Self>) {
-        let drained = |side: &Side| side.cq.ring.lock().is_drained(side.half);
-        if self.tie.is_closing()
-            && !self.finished.load(Ordering::Acquire)
-            && drained(&self.send)
-            && drained(&self.recv)
-            && !self.finished.swap(true, Ordering::AcqRel)
-        {
-            self.destroy();
-            self.release(false);
-        }
-    }
-
-    /// Destroys the queue pair now, with operations in flight. No device touches their buffers afterwards, so that
-    /// they end; completions of them that come later are stale.
-    pub(crate) fn kill(self: &Arc<Self>, error: Option<OpError>) {
-        self.tie.closing.store(true, Ordering::Release);
-        if self.finished.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        self.set_error();
-        let mut fx = Fx::default();
-        {
-            let _posts = (self.send.post.lock(), self.recv.post.lock());
-            self.destroy();
-        }
-        for side in [&self.send, &self.recv] {
-            let mut ring = side.cq.ring.lock();
-            let error = match &error {
-                Some(error) => error.clone(),
-                None if ring.gone => OpError::RuntimeGone,
-                None => match self.tie.cause.get() {
-                    Some(_) => self.tie.cause.flushed(self.tie.qp_num),
-                    None => OpError::Closed { qp_num: self.tie.qp_num },
-                },
-            };
-            ring.end_queued(side.half, &mut fx);
-            ring.fail_posted(side.half, &error, &mut fx);
-        }
-        // Nothing is left to serve, and nobody else may see the halves.
-        fx.attention.clear();
-        self.release(true);
-        fx.fire();
-    }
-
-    /// The one place where a queue pair is destroyed. Cheap on the soft provider; a device whose destroy blocks hands
-    /// it to the reaper here.
-    fn destroy(&self) {
-        let qp = self.qp.write().unwrap_or_else(|e| e.into_inner()).take();
-        drop(qp);
-    }
-
-    fn release(&self, linger: bool) {
-        for side in [&self.send, &self.recv] {
-            let released = side.cq.ring.lock().release(side.half, linger);
-            side.cq.forget_closing(self);
-            drop(released);
-        }
-        for side in [&self.send, &self.recv] {
-            side.cq.nudge();
-        }
-        self.destroyed.open();
-    }
-
-    /// Waits until the queue pair is destroyed.
-    pub(crate) async fn destroyed(&self) {
-        self.destroyed.wait().await;
+        if self.tie.is_closing() { self.tie.closed() } else { self.tie.cause.flushed(qp_num) }
     }
 }
 

@@ -29,11 +29,21 @@ pub(crate) struct Tie {
     pub(crate) cause: FirstCause,
     /// Closed or dropped by us. Set before either half's lock is taken to end what is queued.
     pub(crate) closing: std::sync::atomic::AtomicBool,
+    /// A shared receive queue, and no queue pair.
+    pub(crate) shared: bool,
 }
 
 impl Tie {
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// What operations say that end because it was closed.
+    pub(crate) fn closed(&self) -> OpError {
+        match self.shared {
+            true => OpError::SrqClosed,
+            false => OpError::Closed { qp_num: self.qp_num },
+        }
     }
 }
 
@@ -138,6 +148,9 @@ pub(crate) struct Ring<Q, B> {
     committed: u32,
     /// Of `committed`: entries of destroyed queue pairs whose completions may still be in the queue.
     lingering: u32,
+    /// Numbers of queue pairs that were released since the queue was seen empty: a completion that names one may be of
+    /// the one that is gone, or of the next of that number.
+    ambiguous: Vec<u32>,
     pub(crate) closed: bool,
     pub(crate) gone: bool,
     pub(crate) stats: CqStats,
@@ -157,6 +170,7 @@ impl<Q: Clone, B> Ring<Q, B> {
             capacity,
             committed: 0,
             lingering: 0,
+            ambiguous: Vec::new(),
             closed: false,
             gone: false,
             stats: CqStats::default(),
@@ -210,6 +224,10 @@ impl<Q: Clone, B> Ring<Q, B> {
     pub(crate) fn release(&mut self, half: HalfId, linger: bool) -> Option<Q> {
         self.find(half)?;
         let half = self.halves[half.index as usize].take()?;
+        if half.recv && half.depth == 0 {
+            // It received by a shared receive queue.
+            self.ambiguous.extend(half.tie.as_ref().map(|tie| tie.qp_num));
+        }
         debug_assert!(half.outstanding == 0 && half.head == NIL, "a half is released when it is drained");
         if linger {
             self.lingering += half.depth;
@@ -222,6 +240,7 @@ impl<Q: Clone, B> Ring<Q, B> {
     /// The queue was polled and empty: stale completions are gone.
     pub(crate) fn polled_empty(&mut self) {
         self.committed -= std::mem::take(&mut self.lingering);
+        self.ambiguous.clear();
     }
 
     pub(crate) fn has_halves(&self) -> bool {
@@ -288,7 +307,7 @@ impl<Q: Clone, B> Ring<Q, B> {
         if let Some(error) = refusal(tie, self.gone) {
             return Err((error, buf));
         }
-        let Some(h) = self.find(id) else { return Err((OpError::Closed { qp_num: tie.qp_num }, buf)) };
+        let Some(h) = self.find(id) else { return Err((tie.closed(), buf)) };
         let half = id.index;
         let (post, recv, depth) = (h.head == NIL && h.outstanding < h.depth, h.recv, h.depth);
         let is_tagged = matches!(owner, Owner::Tagged { .. });
@@ -373,8 +392,10 @@ impl<Q: Clone, B> Ring<Q, B> {
 fn refusal(tie: &Tie, gone: bool) -> Option<OpError> {
     if gone {
         Some(OpError::RuntimeGone)
+    } else if tie.cause.is_device_gone() {
+        Some(tie.cause.flushed(tie.qp_num))
     } else if tie.is_closing() {
-        Some(OpError::Closed { qp_num: tie.qp_num })
+        Some(tie.closed())
     } else {
         tie.cause.get().map(|_| tie.cause.flushed(tie.qp_num))
     }

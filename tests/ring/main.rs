@@ -10,3 +10,4 @@ mod r4_r5_limits;
 mod r6_r10_errors;
 mod r7_drop;
 mod r8_r9_runtime;
+mod shared_receives;

@@ -1,7 +1,9 @@
 //! What holds on every device: listing, opening, asking, registering.
 
+use std::future::Future;
+
 use landfall::device::{Device, VerbsConfig};
-use landfall::error::{DeviceError, MemoryError, QpError};
+use landfall::error::{DeviceError, MemoryError, OpError, QpError};
 use landfall::memory::{Access, Memory};
 use landfall::ring::{CompletionQueue, CqConfig, QpConfig, QueuePair};
 
@@ -126,6 +128,50 @@ fn k1_memory_with_relaxed_ordering_is_registered_on_every_device() {
         let memory = || Memory::anonymous(10_000).relaxed_ordering(true);
         pd.register_exposed(memory(), Access::READ_WRITE).await.unwrap();
         pd.register_local(memory()).await.unwrap();
+    });
+}
+
+/// Memory that tells which thread has let go of it last.
+struct Owner(std::sync::mpsc::Sender<Option<String>>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.0.send(std::thread::current().name().map(str::to_owned));
+    }
+}
+
+/// The same of who wakes.
+struct Woken(std::sync::mpsc::Sender<Option<String>>);
+
+impl std::task::Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        let _ = self.0.send(std::thread::current().name().map(str::to_owned));
+    }
+}
+
+/// What a driver may wait for is waited for by a thread that is no worker: the end of a region, and the destruction of a queue
+/// pair, after which its operations end.
+#[test]
+#[ignore = "needs RDMA devices"]
+fn r9_regions_and_queue_pairs_end_off_the_workers() {
+    let elsewhere = Some("landfall-destroy".to_owned());
+    let (tell, told) = std::sync::mpsc::channel();
+    run(false, async {
+        let side = Side::new(0, 16, Default::default());
+        let at = Box::leak(Box::new([0; 4096])).as_mut_ptr();
+        let owner = Box::new(Owner(tell.clone()));
+        // SAFETY: leaked bytes, which nobody else uses.
+        let memory = unsafe { Memory::from_raw(at, 4096, owner) };
+        drop(side.pd.register_local(memory).await.unwrap());
+        assert_eq!(told.recv_timeout(DEADLINE).unwrap(), elsewhere);
+
+        let mut recv = Box::pin(side.qp.recv(side.exposed(64).await.slice(..).unwrap()));
+        let waker = std::task::Waker::from(std::sync::Arc::new(Woken(tell)));
+        let pending = recv.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_pending();
+        assert!(pending);
+        side.qp.kill();
+        assert_eq!(told.recv_timeout(DEADLINE).unwrap(), elsewhere);
+        assert!(matches!(recv.await.0, Err(OpError::Closed { .. })));
     });
 }
 

@@ -6,12 +6,17 @@
 //!
 //! ```text
 //!   any_device       all; so do fork and raw, but for the tests that begin with oob_
+//!   shared_receives  all, and partly in the lab
+//!   lab_events       all, in the lab: the devices themselves are taken away
+//!   counters         all; its tests say oob_ or cm_only by themselves
 //!   cm_queue_pairs   all, with RDMA_CM; RDMA_IP0 and RDMA_IP1 are the devices' addresses
-//!   cm_kv, examples  the same
 //!   cm_failures      the same, and iproute2's `rdma`
+//!   cm_kv, examples  the same
 //!   oob_queue_pairs  devices that can be connected out of band: InfiniBand, RoCE, eRDMA in compat mode   --skip cm_only
 //!   oob_kv           the same
 //!   oob_atomics      of these, the ones that have atomics
+//!   oob_shared_…     the same, with shared receive queues
+//!   oob_removal      the same, in the lab
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
@@ -21,11 +26,16 @@ mod cm_harness;
 mod cm_kv;
 mod cm_only;
 mod cm_queue_pairs;
+mod counters;
 mod examples;
 mod fork;
 mod harness;
+mod lab_events;
 mod oob_atomics;
 mod oob_failures;
 mod oob_kv;
 mod oob_queue_pairs;
+mod oob_removal;
+mod oob_shared_receives;
 mod raw;
+mod shared_receives;

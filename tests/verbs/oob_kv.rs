@@ -4,10 +4,10 @@ use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteError, 
 
 use crate::harness::*;
 
-struct Channels {
-    sender: KvChannel,
-    receiver: KvChannel,
-    _ends: (KvEndpoint, KvEndpoint),
+pub(crate) struct Channels {
+    pub(crate) sender: KvChannel,
+    pub(crate) receiver: KvChannel,
+    pub(crate) ends: (KvEndpoint, KvEndpoint),
 }
 
 async fn endpoint(number: usize, layout: Layout, config: KvConfig) -> KvEndpoint {
@@ -15,12 +15,12 @@ async fn endpoint(number: usize, layout: Layout, config: KvConfig) -> KvEndpoint
     KvEndpoint::new(pool, config.require_rdma(true)).unwrap()
 }
 
-async fn channels(layout: Layout, config: KvConfig) -> Channels {
+pub(crate) async fn channels(layout: Layout, config: KvConfig) -> Channels {
     let sending = endpoint(0, layout, config.clone()).await;
     let receiving = endpoint(1, layout, config).await;
     let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
-    Channels { sender: sender.unwrap(), receiver: receiver.unwrap(), _ends: (sending, receiving) }
+    Channels { sender: sender.unwrap(), receiver: receiver.unwrap(), ends: (sending, receiving) }
 }
 
 /// The byte that belongs at `at` of block `position` in `layer` of transfer `tag`.
@@ -29,7 +29,7 @@ fn byte(tag: u64, layer: u32, position: u32, at: usize) -> u8 {
 }
 
 /// Writes `count` blocks from one end to the other under `tag`, and checks every byte.
-async fn transfer(from: &KvChannel, to: &KvChannel, count: u32, tag: u64) {
+pub(crate) async fn transfer(from: &KvChannel, to: &KvChannel, count: u32, tag: u64) {
     let layout = *from.pool().layout();
     let mut bytes = vec![0; layout.block_bytes() as usize];
     let mut source = from.pool().alloc(count).await.unwrap();
@@ -116,7 +116,7 @@ fn k9_the_path_names_devices_ports_and_gids() {
 
 #[test]
 #[ignore = "needs RDMA devices"]
-fn k5_a_killed_peer_ends_writes_and_arrivals() {
+fn k5_a_killed_peerends_writes_and_arrivals() {
     run(true, async {
         let layout = Layout::contiguous(1, 8, 4096).unwrap();
         let Channels { sender, receiver, .. } = channels(layout, KvConfig::default()).await;

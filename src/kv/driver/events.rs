@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::{After, Granted, Inner};
 use crate::kv::arrival::Arrival;
-use crate::kv::proto::{Cause, Connection, Event};
+use crate::kv::proto::{Cause, Connection, Event, Outcome};
 use crate::kv::waiting::Wait;
 
 impl Inner {
@@ -22,6 +22,9 @@ impl Inner {
                         entry.outcome = Some(outcome);
                         entry.wrs = wrs;
                         entry.landed = Some(now);
+                        if outcome == Outcome::Landed {
+                            self.stats.landed_bytes += entry.bytes;
+                        }
                     }
                     self.wake(Wait::Room, after);
                     self.write_event(id, after);
@@ -39,6 +42,7 @@ impl Inner {
                 Event::Arrived { transfer, grant, bytes, tag } => {
                     if let Some(Granted { blocks, .. }) = self.grants.remove(&grant) {
                         self.stats.arrived += 1;
+                        self.stats.arrived_bytes += bytes;
                         self.arrivals.push_back(Ok(Arrival { grant, transfer, tag, bytes, blocks }));
                         self.wake(Wait::Arrival, after);
                     }

@@ -13,26 +13,29 @@ mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
+use crate::background;
 use crate::clock::later;
 use crate::connect::Lines;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::lock;
 use crate::kv::path::QpReport;
+use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
 use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, TransferId};
 use crate::kv::queues::Queue;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
 use crate::kv::waiting::Waiting;
-use crate::provider::{Cq, Cqe};
+use crate::provider::events::{Affected, Enrolled, Harm};
+use crate::provider::{self, Cq, Cqe};
 use crate::reactor::{Drive, DriverHandle, Step};
 
 pub use closed::{ChannelClosed, MessageError};
@@ -61,6 +64,10 @@ pub(crate) struct KvDriver {
     watch: OnceLock<AbortHandle>,
     /// Called once when the channel has ended and its queue pairs are gone, with what must outlive it.
     on_end: Mutex<Option<OnEnd>>,
+    /// Itself, for the thread that destroys its queue pairs.
+    me: Weak<Self>,
+    /// Its place among those who hear of the device's events.
+    enrolled: OnceLock<Enrolled>,
 }
 
 pub(crate) type OnEnd = Box<dyn FnOnce(Ledger) + Send>;
@@ -98,6 +105,10 @@ enum State {
     /// Queue pairs are in the error state; their flushes are being counted.
     Draining {
         since: Instant,
+        cause: Cause,
+    },
+    /// The queue pairs are being destroyed, on a thread that waits for the driver.
+    Destroying {
         cause: Cause,
     },
     /// The queue pairs are destroyed.
@@ -138,6 +149,8 @@ struct After {
     blocks: Vec<Blocks>,
     sources: Vec<Arc<Blocks>>,
     ledger: Option<Ledger>,
+    /// Queue pairs whose destruction blocks.
+    destroy: Vec<provider::Qp>,
     lines: Option<Arc<Lines>>,
     nudge: bool,
 }
@@ -159,8 +172,11 @@ pub(crate) struct Parts {
     pub(crate) on_end: OnEnd,
 }
 impl KvDriver {
-    pub(crate) fn new(parts: Parts, runtime: Handle) -> Self {
-        Self {
+    pub(crate) fn new(parts: Parts, runtime: Handle) -> Arc<Self> {
+        let events = parts.pool.pd().device().provider().events().clone();
+        let ids = parts.queues.iter().filter_map(Queue::qp).map(provider::Qp::id);
+        let ids = ids.chain([parts.cq.id()]).collect();
+        let this = Arc::new_cyclic(|me| Self {
             inner: Mutex::new(Inner {
                 conn: Some(parts.conn),
                 queues: parts.queues,
@@ -192,7 +208,11 @@ impl KvDriver {
             task: OnceLock::new(),
             watch: OnceLock::new(),
             on_end: Mutex::new(Some(parts.on_end)),
-        }
+            me: me.clone(),
+            enrolled: OnceLock::new(),
+        });
+        let _ = this.enrolled.set(events.enrol(ids, &this));
+        this
     }
 
     /// The task that drives this, once it has been started.
@@ -251,9 +271,15 @@ impl KvDriver {
             }
             out
         };
-        let After { wakers, replaced, blocks, sources, ledger, lines, nudge } = after;
+        let After { wakers, replaced, blocks, sources, ledger, destroy, lines, nudge } = after;
         if nudge {
             self.nudge();
+        }
+        // Whoever calls holds an `Arc` of it.
+        if !destroy.is_empty()
+            && let Some(this) = self.me.upgrade()
+        {
+            background::run(move || this.destroy(destroy));
         }
         // The queue pairs are gone: nobody needs to be told of their end any more.
         if lines.is_some()
@@ -273,6 +299,12 @@ impl KvDriver {
         wakers.into_iter().for_each(Waker::wake);
         drop(replaced);
         out
+    }
+
+    /// Destroys its queue pairs, and ends. Blocks.
+    fn destroy(&self, queue_pairs: Vec<provider::Qp>) {
+        queue_pairs.into_iter().for_each(provider::Qp::destroy);
+        self.locked(|inner, after| inner.destroyed(Instant::now(), after));
     }
 
     /// Polls `ready` under the lock; while it has nothing, drives for up to the spin budget, then leaves the waker.
@@ -339,6 +371,40 @@ impl KvDriver {
 
     pub(crate) fn reports(&self) -> Vec<QpReport> {
         lock(&self.inner).queues.iter().map(Queue::report).collect()
+    }
+
+    /// What was carried so far, to be held against the device's counters.
+    pub(crate) fn carried(&self) -> Carried {
+        let inner = lock(&self.inner);
+        let mut carried = Carried {
+            landed: inner.stats.landed_bytes,
+            arrived: inner.stats.arrived_bytes,
+            ..Carried::default()
+        };
+        for report in inner.queues.iter().map(Queue::report) {
+            carried.messages_sent += report.writes + report.controls;
+            carried.messages_received += report.received;
+        }
+        carried
+    }
+}
+
+impl Affected for KvDriver {
+    fn harmed(self: Arc<Self>, harm: Harm) {
+        let now = Instant::now();
+        self.locked(|inner, after| match harm {
+            Harm::Object { event, .. } => {
+                // What has completed by now may say why.
+                inner.poll_once(now, after);
+                inner.fail(Cause::Transport, &format!("the device reported {event}"), now, after);
+            }
+            // Nothing may complete any more.
+            Harm::DeviceGone => {
+                inner.fail(Cause::DeviceGone, "", now, after);
+                inner.end(now, after);
+            }
+        });
+        self.nudge();
     }
 }
 

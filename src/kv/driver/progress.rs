@@ -10,7 +10,7 @@ use crate::kv::arrival::ArrivalError;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
 use crate::kv::queues::{Outbox, Queue};
 use crate::kv::waiting::{Place, Wait};
-use crate::provider::{Armed, Cqe, WcOpcode, WcStatus};
+use crate::provider::{self, Armed, Cqe, WcOpcode, WcStatus};
 use crate::reactor::Step;
 use crate::ring::WrId;
 
@@ -22,7 +22,7 @@ impl Inner {
         match self.state {
             State::Open => self.conn.as_ref().and_then(Connection::poll_timeout),
             State::Draining { since, .. } => Some(since + DRAIN_LIMIT),
-            State::Ended { .. } => None,
+            State::Destroying { .. } | State::Ended { .. } => None,
         }
     }
 
@@ -244,12 +244,25 @@ impl Inner {
         }
     }
 
-    /// Destroys the queue pairs: from here on no late write reaches a block of ours, and no device reads one.
+    /// Destroys the queue pairs. Where that blocks it is done elsewhere, and [`destroyed`](Self::destroyed) follows (R9).
     pub(super) fn end(&mut self, now: Instant, after: &mut After) {
         let State::Draining { cause, .. } = self.state else { return };
+        let queue_pairs: Vec<_> = self.queues.iter_mut().filter_map(Queue::take_qp).collect();
+        self.state = State::Destroying { cause };
+        if queue_pairs.iter().any(provider::Qp::destroy_blocks) {
+            after.destroy = queue_pairs;
+        } else {
+            queue_pairs.into_iter().for_each(provider::Qp::destroy);
+            self.destroyed(now, after);
+        }
+    }
+
+    /// The queue pairs are destroyed: from here on no late write reaches a block of ours, and no device reads one.
+    pub(super) fn destroyed(&mut self, now: Instant, after: &mut After) {
+        let State::Destroying { cause } = self.state else { return };
         if let Some(conn) = &mut self.conn {
             for queue in &mut self.queues {
-                queue.destroy(|token| conn.handle_sent(token, false, now));
+                queue.destroyed(|token| conn.handle_sent(token, false, now));
             }
             conn.fenced();
         }

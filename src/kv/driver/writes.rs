@@ -99,7 +99,9 @@ impl Inner {
             }
             Err(Refused::Closed) => {
                 let cause = match self.state {
-                    State::Draining { cause, .. } | State::Ended { cause } => cause,
+                    State::Draining { cause, .. } | State::Destroying { cause } | State::Ended { cause } => {
+                        cause
+                    }
                     State::Open => Cause::Closed,
                 };
                 refuse(WriteError::Closed { reason: Reason::Lost(cause) }, request)

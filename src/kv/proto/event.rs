@@ -157,6 +157,9 @@ pub enum Cause {
     /// The device failed a work request.
     #[error("a work request failed")]
     Transport,
+    /// The device was taken away, or has failed as a whole.
+    #[error("the device is gone: it was removed, or has failed as a whole")]
+    DeviceGone,
     /// An aborted transfer did not come to rest in time.
     #[error(
         "posted work did not drain within abort_grace; the queue pairs are killed to give the buffers back"

@@ -16,6 +16,7 @@ use super::sys::{Epoll, EventFd, TimerFd};
 use super::tuning::{DIRECT_QPS, SLICE_BYTES};
 use super::{SoftDevice, lock};
 use crate::error::DeviceError;
+use crate::provider::events::ObjectId;
 
 const EVENT: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
@@ -90,7 +91,7 @@ impl SoftChannel {
                 fix: "ask for 1 entry up to that many, and spread queue pairs over several completion queues",
             });
         }
-        Ok(SoftCq { shared: Arc::new(CqShared::new(self.clone(), capacity)) })
+        Ok(SoftCq { shared: Arc::new(CqShared::new(self.clone(), capacity)), id: ObjectId::next() })
     }
 
     pub(super) fn epoll(&self) -> &Epoll {

@@ -124,7 +124,7 @@ impl QpInner {
 
     /// The receive for a new message, when there is one and the message fits into it.
     fn take_receive(&mut self, desc: &Desc, send: bool) -> Result<RecvWr, Stop> {
-        let recv = self.rq.pop_front().ok_or(Stop::NotReady)?;
+        let recv = self.next_receive().ok_or(Stop::NotReady)?;
         if !send || desc.total == 0 {
             return Ok(recv);
         }

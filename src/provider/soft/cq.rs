@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::{SoftChannel, lock};
+use crate::provider::events::ObjectId;
 use crate::provider::{Armed, Cqe};
 
 /// A completion queue of a channel.
 #[derive(Debug)]
 pub(crate) struct SoftCq {
     pub(super) shared: Arc<CqShared>,
+    pub(super) id: ObjectId,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,10 @@ impl CqShared {
 }
 
 impl SoftCq {
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
+    }
+
     /// Takes queued completions; when there are none, moves data for one slice and looks again.
     pub(crate) fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
         let cq = &self.shared;

@@ -11,14 +11,15 @@
 //!   tx.rs       frames out
 //!   rx.rs       frames in     check.rs  what of them is allowed     execute.rs, atomic.rs  what they do
 //!   link.rs     sockets: listening, dialling, who the peer is
+//!   srq.rs      shared receive queues
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //! ```
 //!
 //! Profiles are data: limits, whether `sq.rs` picks the next segment in order or at random, and whether a request
 //! completes at the peer's acknowledgement or at its hand-off to TCP.
 //!
-//! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, the table of
-//! regions, the numbers. Nothing is called back under a lock.
+//! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, a shared receive
+//! queue, the table of regions, the numbers. Nothing is called back under a lock.
 
 mod atomic;
 mod channel;
@@ -34,6 +35,7 @@ mod rng;
 mod rx;
 mod service;
 mod sq;
+mod srq;
 mod sys;
 mod tuning;
 mod tx;
@@ -49,9 +51,11 @@ pub(crate) use channel::SoftChannel;
 pub(crate) use cq::SoftCq;
 pub(crate) use mr::SoftMr;
 pub(crate) use qp::{SoftCmQp, SoftQp};
+pub(crate) use srq::SoftSrq;
 
 use crate::device::{Capabilities, Profile, SoftConfig};
 use crate::error::DeviceError;
+use crate::provider::events::Events;
 
 /// A soft device: limits, an address, and the tables that its resources share.
 #[derive(Debug)]
@@ -63,6 +67,7 @@ pub(crate) struct SoftDevice {
     mrs: mr::MrTable,
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
+    events: Arc<Events>,
 }
 
 /// A protection domain: a number that keys and queue pairs must share.
@@ -84,6 +89,7 @@ impl SoftDevice {
             mrs: mr::MrTable::default(),
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),
+            events: Events::new(&format!("soft-{}", config.profile)),
         }))
     }
 
@@ -94,6 +100,11 @@ impl SoftDevice {
     /// Why queue pairs cannot be connected by hand here, and what to do. `None` where they can.
     pub(crate) fn no_manual_connect(&self) -> Option<(String, String)> {
         self.profile.no_manual_connect()
+    }
+
+    /// It has none of its own: its errors are completions.
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
     }
 
     pub(crate) fn alloc_pd(self: &Arc<Self>) -> Result<Arc<SoftPd>, DeviceError> {

@@ -14,8 +14,9 @@ use super::sq::SendQueue;
 use super::sys::Readiness;
 use super::tuning::{DOORBELL_BYTES, MIN_PEER_TIMEOUT};
 use super::tx::Tx;
-use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, lock};
+use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, SoftSrq, lock};
 use crate::error::{PostError, QpError};
+use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState, RecvWr, WcStatus, WrChain};
 use crate::random::{random_psn, random_u64};
 
@@ -25,6 +26,7 @@ pub(crate) struct SoftQp {
     shared: Arc<QpShared>,
     channel: Arc<SoftChannel>,
     address: QpAddress,
+    id: ObjectId,
 }
 
 /// How a channel has to look after a queue pair.
@@ -70,6 +72,8 @@ pub(super) struct QpInner {
     pub(super) link: Link,
     pub(super) sq: SendQueue,
     pub(super) rq: VecDeque<RecvWr>,
+    /// Instead of `rq`.
+    pub(super) srq: Option<Arc<SoftSrq>>,
     pub(super) tx: Tx,
     pub(super) rx: Rx,
     /// The socket may have something to read; and the kernel has said that its stream ends.
@@ -100,6 +104,16 @@ impl SoftPd {
         send: &SoftCq,
         recv: &SoftCq,
         init: QpInit,
+    ) -> Result<SoftQp, QpError> {
+        self.create_qp_on(send, recv, init, None)
+    }
+
+    pub(crate) fn create_qp_on(
+        self: &Arc<Self>,
+        send: &SoftCq,
+        recv: &SoftCq,
+        init: QpInit,
+        srq: Option<&Arc<SoftSrq>>,
     ) -> Result<SoftQp, QpError> {
         let (send_cq, recv_cq) = (&send.shared, &recv.shared);
         let channel = &send_cq.channel;
@@ -153,6 +167,7 @@ impl SoftPd {
             link: Link::Listening(door),
             sq: SendQueue::new(caps.ordered, init.max_send_wr, seed),
             rq: VecDeque::with_capacity(init.max_recv_wr.min(1024) as usize),
+            srq: srq.cloned(),
             tx: Tx::default(),
             rx: Rx::new(),
             readable: false,
@@ -179,7 +194,10 @@ impl SoftPd {
                 inner: Mutex::new(inner),
             })
         });
-        let qp = SoftQp { shared, channel: channel.clone(), address };
+        if let Some(srq) = srq {
+            srq.join(&shared, channel);
+        }
+        let qp = SoftQp { shared, channel: channel.clone(), address, id: ObjectId::next() };
         // From here on a failure drops `qp`, which undoes all of it.
         let registered = match &lock(&qp.shared.inner).link {
             Link::Listening(door) => channel.epoll().add_socket(door.fd(), qp.shared.token),
@@ -193,6 +211,10 @@ impl SoftPd {
 impl SoftQp {
     pub(crate) fn qp_num(&self) -> u32 {
         self.address.qp_num
+    }
+
+    pub(crate) fn id(&self) -> ObjectId {
+        self.id
     }
 
     pub(crate) fn address(&self) -> QpAddress {
@@ -244,9 +266,8 @@ impl SoftQp {
                     qp.rq.push_back(*wr);
                 }
             }
-            if !wrs.is_empty() && qp.rx.not_ready.take().is_some() {
-                // What waited for this receive is at hand, or in the socket.
-                qp.readable = true;
+            if !wrs.is_empty() {
+                qp.receive_posted();
             }
             Ok(())
         })
@@ -305,7 +326,28 @@ pub(super) fn refused(index: usize, errno: i32) -> PostError {
     PostError { index, source: io::Error::from_raw_os_error(errno) }
 }
 
+impl QpInner {
+    /// The next receive, of its own queue or of the one that it shares.
+    pub(super) fn next_receive(&mut self) -> Option<RecvWr> {
+        match &self.srq {
+            Some(srq) => srq.take(),
+            None => self.rq.pop_front(),
+        }
+    }
+
+    /// What waited for this receive is at hand, or in the socket.
+    fn receive_posted(&mut self) {
+        if self.rx.not_ready.take().is_some() {
+            self.readable = true;
+        }
+    }
+}
+
 impl QpShared {
+    pub(super) fn receive_posted(&self, channel: &SoftChannel) {
+        self.with(channel, QpInner::receive_posted);
+    }
+
     /// Works on the queue pair, then shows the channel what is left to do, and wakes who sleeps on it.
     fn with<R>(&self, channel: &SoftChannel, f: impl FnOnce(&mut QpInner) -> R) -> R {
         let mut qp = lock(&self.inner);

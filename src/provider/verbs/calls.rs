@@ -7,7 +7,9 @@ use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
 
-use super::sys::{LibIbverbs, ibv_context, ibv_cq, ibv_port_attr, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use super::sys::{
+    LibIbverbs, ibv_context, ibv_cq, ibv_port_attr, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
+};
 
 /// The result of a call that returns 0 or an error number.
 ///
@@ -118,6 +120,22 @@ pub(super) unsafe fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr) -> Result<
     let Some(post) = post else { return Err(Refused { bad: wr, error: unsupported() }) };
     // SAFETY: by the caller. Providers lock the queue.
     check(unsafe { post(qp, wr, &mut bad) }).map_err(|error| Refused { bad, error })
+}
+
+/// `ibv_post_srq_recv`.
+///
+/// # Safety
+/// As [`post_send`], with a live shared receive queue.
+pub(super) unsafe fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+) -> Result<(), Refused<ibv_recv_wr>> {
+    let mut bad = std::ptr::null_mut();
+    // SAFETY: a live queue points to its open context.
+    let post = unsafe { (*(*srq).context).ops.post_srq_recv };
+    let Some(post) = post else { return Err(Refused { bad: wr, error: unsupported() }) };
+    // SAFETY: by the caller. Providers lock the queue.
+    check(unsafe { post(srq, wr, &mut bad) }).map_err(|error| Refused { bad, error })
 }
 
 #[cfg(test)]

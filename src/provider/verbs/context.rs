@@ -3,10 +3,11 @@
 //! Each type owns one object and destroys it when dropped. What an object needs it keeps alive by an `Arc`, so that
 //! the order is always queue pair, completion queue, channel and regions, domain, context (R7), whoever drops what
 //! first. An object whose destruction is refused is left to the process's end, with all that it needs: the device
-//! may still use it.
+//! may still use it. Unless the device is gone, and its objects with it.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int, c_void};
 use std::io;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -14,6 +15,10 @@ use super::calls::{check, object};
 use super::load;
 use super::sys::{LibIbverbs, ibv_context, ibv_device, ibv_pd};
 use crate::error::DeviceError;
+use crate::provider::events::ObjectId;
+
+/// Where the kernel lists the devices that a process can open, by the names that their removals are announced with.
+pub(super) const USER_DEVICES: &str = "/sys/class/infiniband_verbs";
 
 /// An opened device.
 pub(super) struct Context {
@@ -31,6 +36,25 @@ impl Context {
     pub(super) fn raw(&self) -> *mut ibv_context {
         self.raw.as_ptr()
     }
+
+    /// Whether a destruction that was refused with `error` had happened before: the device was taken away, and the kernel
+    /// had destroyed everything of it then. By what the kernel lists, since a driver may use these errors for its own.
+    pub(super) fn took(&self, error: &io::Error) -> bool {
+        matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV))
+            && !Path::new(USER_DEVICES).join(self.user_device()).exists()
+    }
+
+    /// The name of its device among [`USER_DEVICES`].
+    pub(super) fn user_device(&self) -> String {
+        // SAFETY: an open context holds its device; the name is an array of that, NUL-terminated by the library.
+        let name = unsafe { CStr::from_ptr((*(*self.raw()).device).dev_name.as_ptr()) };
+        name.to_string_lossy().into_owned()
+    }
+}
+
+/// An object's user pointer, which libibverbs keeps and nobody follows: the number by which events name the object.
+pub(super) fn user_pointer(id: ObjectId) -> *mut c_void {
+    std::ptr::without_provenance_mut(id.get() as usize)
 }
 
 impl Drop for Context {
@@ -38,6 +62,29 @@ impl Drop for Context {
         // SAFETY: opened by `DeviceList::open`, closed only here; what belongs to it holds an `Arc` of it and is gone.
         if let Err(error) = check(unsafe { self.lib.ibv_close_device(self.raw()) }) {
             tracing::warn!(%error, "closing an RDMA device failed");
+        }
+    }
+}
+
+/// An object that nobody uses any more, and what it needs until it is destroyed. Destroying may wait in the kernel, so it is
+/// moved to where that may be (R9).
+pub(super) struct Ended<T, K> {
+    pub(super) context: Arc<Context>,
+    pub(super) raw: NonNull<T>,
+    pub(super) keep: K,
+}
+
+// SAFETY: the object is only passed to the call that destroys it, by its owner, which may be any thread.
+unsafe impl<T, K: Send> Send for Ended<T, K> {}
+
+impl<T, K> Ended<T, K> {
+    /// Calls `destroy`, then lets go of what the object needed; or never, when it was refused.
+    pub(super) fn destroy(self, what: &str, destroy: impl FnOnce(&LibIbverbs, *mut T) -> c_int) {
+        if let Err(error) = check(destroy(self.context.lib, self.raw.as_ptr()))
+            && !self.context.took(&error)
+        {
+            tracing::error!(%error, "destroying {what} failed");
+            std::mem::forget((self.context, self.keep));
         }
     }
 }
@@ -127,7 +174,9 @@ impl RawPd {
 impl Drop for RawPd {
     fn drop(&mut self) {
         // SAFETY: allocated by `alloc`, freed only here; its regions and queue pairs hold an `Arc` of it and are gone.
-        if let Err(error) = check(unsafe { self.context.lib.ibv_dealloc_pd(self.raw()) }) {
+        if let Err(error) = check(unsafe { self.context.lib.ibv_dealloc_pd(self.raw()) })
+            && !self.context.took(&error)
+        {
             tracing::warn!(%error, "freeing a protection domain failed");
             std::mem::forget(self.context.clone());
         }

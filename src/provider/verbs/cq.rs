@@ -8,12 +8,14 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::calls::{self, check, object};
-use super::context::Context;
+use super::calls::{self, object};
+use super::context::{Context, Ended, user_pointer};
 use super::map;
 use super::qp::ERR;
 use super::sys::{ibv_comp_channel, ibv_cq, ibv_wc};
+use crate::background;
 use crate::error::DeviceError;
+use crate::provider::events::ObjectId;
 use crate::provider::{Armed, Cqe, WcStatus};
 
 /// Completions of one call to the provider.
@@ -92,11 +94,13 @@ impl VerbsChannel {
 
 impl Drop for VerbsChannel {
     fn drop(&mut self) {
-        // SAFETY: created by `create`, destroyed only here; its queues hold an `Arc` of it and are gone.
-        if let Err(error) = check(unsafe { self.context.lib.ibv_destroy_comp_channel(self.raw.as_ptr()) }) {
-            tracing::warn!(%error, "destroying a completion channel failed");
-            std::mem::forget(self.context.clone());
-        }
+        let ended = Ended { context: self.context.clone(), raw: self.raw, keep: () };
+        background::run(move || {
+            ended.destroy("a completion channel", |lib, channel| {
+                // SAFETY: created by `create`, destroyed only here; its queues held an `Arc` of it and are gone.
+                unsafe { lib.ibv_destroy_comp_channel(channel) }
+            });
+        });
     }
 }
 
@@ -104,6 +108,7 @@ impl Drop for VerbsChannel {
 pub(super) struct RawCq {
     pub(super) context: Arc<Context>,
     raw: NonNull<ibv_cq>,
+    id: ObjectId,
     channel: Option<Arc<VerbsChannel>>,
     /// The states of its queue pairs: a completion that failed says that its queue pair has. (Asking the driver is
     /// not enough: siw never tells.)
@@ -124,10 +129,11 @@ impl RawCq {
     ) -> io::Result<Self> {
         let entries = c_int::try_from(capacity).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let events = channel.as_ref().map_or(std::ptr::null_mut(), |c| c.raw.as_ptr());
-        // SAFETY: context and channel are live, and of each other; the queue's `Arc`s keep them so.
-        let raw =
-            unsafe { context.lib.ibv_create_cq(context.raw(), entries, std::ptr::null_mut(), events, 0) };
-        Ok(Self { context: context.clone(), raw: object(raw)?, channel, states: Mutex::default() })
+        let id = ObjectId::next();
+        // SAFETY: context and channel are live, and of each other; the queue's `Arc`s keep them so. Its user pointer is a
+        // number.
+        let raw = unsafe { context.lib.ibv_create_cq(context.raw(), entries, user_pointer(id), events, 0) };
+        Ok(Self { context: context.clone(), raw: object(raw)?, id, channel, states: Mutex::default() })
     }
 
     pub(super) fn raw(&self) -> *mut ibv_cq {
@@ -169,12 +175,15 @@ impl RawCq {
 }
 
 impl Drop for RawCq {
+    /// Elsewhere: a driver may wait for the last event of the queue, and it may be a worker that drops it.
     fn drop(&mut self) {
-        // SAFETY: created by `create`, destroyed only here; its queue pairs hold an `Arc` of it and are gone.
-        if let Err(error) = check(unsafe { self.context.lib.ibv_destroy_cq(self.raw()) }) {
-            tracing::warn!(%error, "destroying a completion queue failed");
-            std::mem::forget((self.context.clone(), self.channel.clone()));
-        }
+        let ended = Ended { context: self.context.clone(), raw: self.raw, keep: self.channel.take() };
+        background::run(move || {
+            ended.destroy("a completion queue", |lib, cq| {
+                // SAFETY: created by `create`, destroyed only here; its queue pairs held an `Arc` of it and are gone.
+                unsafe { lib.ibv_destroy_cq(cq) }
+            });
+        });
     }
 }
 
@@ -193,6 +202,10 @@ impl VerbsCq {
     /// Its `ibv_cq`.
     pub(crate) fn as_raw(&self) -> *mut c_void {
         self.raw.raw().cast()
+    }
+
+    pub(crate) fn id(&self) -> ObjectId {
+        self.raw.id
     }
 
     pub(crate) fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::caps;
 use super::context::{Context, DeviceList, RawPd};
 use super::cq::VerbsChannel;
+use super::events::Reader;
 use super::gids;
 use super::map;
 use super::mr::VerbsMr;
@@ -15,6 +16,8 @@ use crate::device::{Capabilities, VerbsConfig};
 use crate::error::{DeviceError, MemoryError};
 use crate::memory::Mapping;
 use crate::provider::AccessFlags;
+use crate::provider::events::Events;
+use crate::reactor::events::{EventSource, Watch, watch};
 
 /// Where the kernel lists the RDMA devices that it has, whether libibverbs can drive them or not.
 const KERNEL_DEVICES: &str = "/sys/class/infiniband";
@@ -47,6 +50,9 @@ pub(crate) struct VerbsDevice {
     caps: Capabilities,
     port: Port,
     vendor_id: u32,
+    events: Arc<Events>,
+    /// Of a device that was opened for use.
+    reader: Option<Arc<Reader>>,
 }
 
 impl std::fmt::Debug for VerbsDevice {
@@ -121,7 +127,8 @@ fn open(name: &str, config: &VerbsConfig) -> Result<Option<VerbsDevice>, DeviceE
         service_level: config.service_level,
         flow_label: config.flow_label,
     };
-    Ok(Some(VerbsDevice { context, name: name.to_owned(), caps, port, vendor_id: device.vendor_id }))
+    let (name, vendor_id, events) = (name.to_owned(), device.vendor_id, Events::new(name));
+    Ok(Some(VerbsDevice { context, name, caps, port, vendor_id, events, reader: None }))
 }
 
 impl VerbsDevice {
@@ -137,6 +144,9 @@ impl VerbsDevice {
         }
         let entry = gids::choose(&this.context, name, port, &attr, config.gid_index)?;
         (port.gid, port.gid_index) = (entry.gid, u8::try_from(entry.index).unwrap_or(0));
+        let reader = Reader::new(&this.context, &this.events)
+            .map_err(|source| DeviceError::Os { what: "asking an RDMA device for its events", source })?;
+        this.reader = Some(Arc::new(reader));
         Ok(Some(Arc::new(this)))
     }
 
@@ -152,6 +162,18 @@ impl VerbsDevice {
     /// Its `ibv_context`.
     pub(crate) fn as_raw(&self) -> *mut c_void {
         self.context.raw().cast()
+    }
+
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
+    }
+
+    /// Starts the thread that waits for its events. The device's handle keeps the result.
+    pub(crate) fn watch(&self) -> Result<Option<Watch>, DeviceError> {
+        let Some(reader) = &self.reader else { return Ok(None) };
+        let source: Arc<dyn EventSource> = reader.clone();
+        let watched = reader.descriptors().and_then(|fds| watch(Arc::downgrade(&source), fds));
+        watched.map(Some).map_err(|source| DeviceError::Os { what: "waiting for a device's events", source })
     }
 
     pub(crate) fn port(&self) -> &Port {

@@ -11,8 +11,9 @@
 //!   device.rs   devices and ports               caps.rs    what they can do     gids.rs  a port's GID table
 //!   context.rs  contexts, protection domains    mr.rs      memory regions
 //!   cq.rs       channels, completion queues     qp.rs      queue pairs          post.rs  posting
-//!   cm.rs       RDMA_CM's identifiers           cm_event.rs  its events         cm_qp.rs   queue pairs that it connects
-//!   addresses.rs  of this host
+//!   events.rs   asynchronous events, removal      srq.rs       shared receive queues
+//!   cm.rs       RDMA_CM's identifiers             cm_event.rs  its events
+//!   cm_qp.rs    queue pairs that it connects      addresses.rs of this host
 //! ```
 //!
 //! Nothing outside of this directory calls libibverbs. What it does for memory safety is in two rules: an object
@@ -28,12 +29,14 @@ mod cm_qp;
 mod context;
 mod cq;
 mod device;
+mod events;
 mod gids;
 mod load;
 mod map;
 mod mr;
 mod post;
 mod qp;
+mod srq;
 #[allow(
     clippy::all,
     clippy::undocumented_unsafe_blocks,
@@ -65,3 +68,4 @@ pub(crate) use cq::{VerbsChannel, VerbsCq};
 pub(crate) use device::{Fabric, VerbsDevice, VerbsPd, kernel_has, names};
 pub(crate) use mr::VerbsMr;
 pub(crate) use qp::VerbsQp;
+pub(crate) use srq::VerbsSrq;

@@ -9,15 +9,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::calls::{check, object};
 use super::context::RawPd;
 use super::sys::ibv_mr;
+use crate::background;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
 use crate::provider::AccessFlags;
 
-/// From this size on, memory is unpinned by a thread of its own: that takes milliseconds, and the last user of a region
-/// may be dropped on a runtime's worker (R9).
+/// The last user of a region may be dropped on a runtime's worker: memory is unpinned elsewhere (R9), and from this size on,
+/// where that takes milliseconds, by a thread of its own.
 const LARGE: usize = 64 << 20;
 
-/// Registrations that such threads still have to end.
+/// Registrations that were dropped and have not ended yet.
 static ENDING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
 /// A registered region. Deregisters on drop.
@@ -115,14 +116,16 @@ impl VerbsMr {
 
 impl Drop for VerbsMr {
     fn drop(&mut self) {
-        if let Some(pinned) = self.pinned.take()
-            && pinned.length >= LARGE
-        {
-            *ending() += 1;
-            let counted = Ending(Some(pinned));
+        let Some(pinned) = self.pinned.take() else { return };
+        let large = pinned.length >= LARGE;
+        *ending() += 1;
+        let counted = Ending(Some(pinned));
+        if large {
             // When no thread can be had, the closure is dropped, and this thread does it.
             let _ =
                 std::thread::Builder::new().name("landfall-unpin".to_owned()).spawn(move || drop(counted));
+        } else {
+            background::run(move || drop(counted));
         }
     }
 }
@@ -153,7 +156,9 @@ fn wait_for_endings() -> bool {
 impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: registered by `register`, deregistered only here.
-        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_dereg_mr(self.raw.as_ptr()) }) {
+        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_dereg_mr(self.raw.as_ptr()) })
+            && !self.pd.context.took(&error)
+        {
             tracing::error!(%error, "deregistering memory failed: it stays mapped until the process ends");
             std::mem::forget((self.pd.clone(), self.mapping.clone()));
         }

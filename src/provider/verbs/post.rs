@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::PoisonError;
 
 use super::calls::{self, Refused};
+use super::device::Fabric;
 use super::qp::VerbsQp;
 use super::sys::*;
 use crate::error::PostError;
@@ -42,9 +43,11 @@ impl Scratch {
         first
     }
 
-    fn link_recvs(&mut self, wrs: &[RecvWr]) -> *mut ibv_recv_wr {
+    /// The same of receives. siw refuses one without an element: there, it has an empty one. (That is for iWARP only: to
+    /// other devices, 0 bytes can mean 2 GiB.)
+    pub(super) fn link_recvs(&mut self, wrs: &[RecvWr], fabric: Fabric) -> *mut ibv_recv_wr {
         self.sges.clear();
-        // One element a request, so that indices agree; not used where there is none.
+        // One element a request, so that indices agree; not counted where there is none.
         let none = ibv_sge { addr: 0, length: 0, lkey: 0 };
         self.sges.extend(wrs.iter().map(|wr| wr.sge.as_ref().map_or(none, sge)));
         let sges = self.sges.as_mut_ptr();
@@ -53,7 +56,7 @@ impl Scratch {
             wr_id: wr.wr_id,
             next: ptr::null_mut(),
             sg_list: sges.wrapping_add(i),
-            num_sge: wr.sge.is_some().into(),
+            num_sge: (wr.sge.is_some() || fabric == Fabric::Iwarp).into(),
         }));
         let first = self.recvs.as_mut_ptr();
         for i in 1..self.recvs.len() {
@@ -110,7 +113,7 @@ fn send(wr: &SendWr, sges: *mut ibv_sge) -> ibv_send_wr {
 }
 
 /// Where `bad` is in the array at `first`. `None` for a pointer that is not into it.
-fn index_of<T>(first: *const T, len: usize, bad: *const T) -> Option<usize> {
+pub(super) fn index_of<T>(first: *const T, len: usize, bad: *const T) -> Option<usize> {
     let offset = bad.addr().checked_sub(first.addr())?;
     let index = offset / size_of::<T>();
     (offset % size_of::<T>() == 0 && index < len).then_some(index)
@@ -134,7 +137,7 @@ impl VerbsQp {
             return Ok(());
         }
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = scratch.link_recvs(wrs);
+        let first = scratch.link_recvs(wrs, self.fabric());
         // SAFETY: as in `post_send`.
         let result = unsafe { calls::post_recv(self.raw.raw(), first) };
         result.map_err(|refused| self.refused(first, wrs.len(), refused))
@@ -220,6 +223,24 @@ mod tests {
             let seen = (wr.opcode, atomic.remote_addr, atomic.compare_add, atomic.swap, atomic.rkey);
             assert_eq!(seen, expected);
             assert_eq!((wr.num_sge, wr.send_flags), (1, IBV_SEND_SIGNALED));
+        }
+    }
+
+    #[test]
+    fn r2_a_receive_without_a_buffer_has_an_element_on_iwarp_only() {
+        let sge = Some(Sge { addr: 64, len: 8, lkey: 3 });
+        let wrs = [RecvWr { wr_id: 1, sge: None }, RecvWr { wr_id: 2, sge }];
+        let mut scratch = Scratch::default();
+        for (fabric, elements) in [(Fabric::Roce, 0), (Fabric::InfiniBand, 0), (Fabric::Iwarp, 1)] {
+            let first = scratch.link_recvs(&wrs, fabric);
+            // SAFETY: two requests in `scratch`, with an element each.
+            let (a, b, ea, eb) = unsafe {
+                let (a, b) = (&*first, &*(*first).next);
+                (a, b, &*a.sg_list, &*b.sg_list)
+            };
+            assert_eq!((a.wr_id, a.num_sge, ea.length), (1, elements, 0));
+            assert_eq!((b.wr_id, b.num_sge, eb.addr, eb.length), (2, 1, 64, 8));
+            assert!(b.next.is_null());
         }
     }
 

@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::calls::{check, object};
-use super::context::RawPd;
+use super::context::{Ended, RawPd, user_pointer};
 use super::cq::{RawCq, VerbsCq};
 use super::device::{Fabric, Port, VerbsDevice, VerbsPd};
 use super::map;
 use super::post::Scratch;
+use super::srq::VerbsSrq;
 use super::sys::*;
+use crate::background;
 use crate::error::QpError;
+use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
 use crate::random::random_psn;
 
@@ -28,6 +31,7 @@ const BITS_24: u32 = 0xff_ffff;
 /// A queue pair of libibverbs, with what it needs.
 pub(super) struct RawQp {
     raw: NonNull<ibv_qp>,
+    id: ObjectId,
     qp_num: u32,
     pub(super) state: Arc<AtomicU8>,
     /// `ibv_modify_qp` writes to the object: one at a time, and not after its end.
@@ -35,6 +39,7 @@ pub(super) struct RawQp {
     pd: Arc<RawPd>,
     send_cq: Arc<RawCq>,
     recv_cq: Arc<RawCq>,
+    srq: Option<Arc<VerbsSrq>>,
 }
 
 /// Whether there is a queue pair, and who destroys it.
@@ -62,11 +67,23 @@ impl RawQp {
         recv_cq: &Arc<RawCq>,
         init: QpInit,
     ) -> io::Result<Self> {
+        Self::create_on(pd, send_cq, recv_cq, init, None)
+    }
+
+    /// The same, with the receives of `srq`.
+    fn create_on(
+        pd: &Arc<RawPd>,
+        send_cq: &Arc<RawCq>,
+        recv_cq: &Arc<RawCq>,
+        init: QpInit,
+        srq: Option<&Arc<VerbsSrq>>,
+    ) -> io::Result<Self> {
+        let id = ObjectId::next();
         let mut attr = ibv_qp_init_attr {
-            qp_context: std::ptr::null_mut(),
+            qp_context: user_pointer(id),
             send_cq: send_cq.raw(),
             recv_cq: recv_cq.raw(),
-            srq: std::ptr::null_mut(),
+            srq: srq.map_or(std::ptr::null_mut(), |srq| srq.raw()),
             cap: ibv_qp_cap {
                 max_send_wr: init.max_send_wr,
                 max_recv_wr: init.max_recv_wr,
@@ -77,18 +94,20 @@ impl RawQp {
             qp_type: IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queues are live, and the `Arc`s below keep them so until the queue pair is destroyed.
+        // SAFETY: domain and queues are live and of one context, and the `Arc`s below keep them so until the queue pair is destroyed.
         let raw = object(unsafe { pd.context.lib.ibv_create_qp(pd.raw(), &mut attr) })?;
         // SAFETY: a queue pair that was created just now.
         let qp_num = unsafe { raw.as_ref().qp_num };
         let this = Self {
             raw,
+            id,
             qp_num,
             state: Arc::new(AtomicU8::new(INIT)),
             life: Mutex::new(Life::Live),
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
+            srq: srq.cloned(),
         };
         for cq in [send_cq, recv_cq] {
             cq.watch(qp_num, &this.state);
@@ -125,11 +144,12 @@ impl RawQp {
     /// Under the lock of a life that is not over, which it ends.
     fn destroy_now(&self, life: &mut Life) {
         *life = Life::Destroyed;
-        // SAFETY: created by `create`, destroyed only here and once.
-        if let Err(error) = check(unsafe { self.pd.context.lib.ibv_destroy_qp(self.raw()) }) {
-            tracing::error!(%error, qp_num = self.qp_num, "destroying a queue pair failed");
-            std::mem::forget((self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone()));
-        }
+        let keep = (self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone(), self.srq.clone());
+        let ended = Ended { context: self.pd.context.clone(), raw: self.raw, keep };
+        ended.destroy("a queue pair", |lib, qp| {
+            // SAFETY: created by `create_on`, destroyed only here and once.
+            unsafe { lib.ibv_destroy_qp(qp) }
+        });
     }
 
     /// Calls RDMA_CM with the number of this queue pair, which stays its own for as long.
@@ -149,6 +169,11 @@ impl RawQp {
         }
         *life = Life::Connecting;
         Ok(Connecting(self.clone()))
+    }
+
+    /// Its owner has ended it.
+    fn is_over(&self) -> bool {
+        matches!(*self.life(), Life::Abandoned | Life::Destroyed)
     }
 
     /// The owner's end of it. No device touches its memory any more when this returns.
@@ -299,6 +324,16 @@ impl VerbsPd {
         recv_cq: &VerbsCq,
         init: QpInit,
     ) -> Result<VerbsQp, QpError> {
+        self.create_qp_on(send_cq, recv_cq, init, None)
+    }
+
+    pub(crate) fn create_qp_on(
+        &self,
+        send_cq: &VerbsCq,
+        recv_cq: &VerbsCq,
+        init: QpInit,
+        srq: Option<&Arc<VerbsSrq>>,
+    ) -> Result<VerbsQp, QpError> {
         let ours = |cq: &VerbsCq| Arc::ptr_eq(&cq.raw.context, &self.raw.context);
         if !ours(send_cq) || !ours(recv_cq) {
             // Providers take the objects of a context for their own.
@@ -306,7 +341,7 @@ impl VerbsPd {
         }
         let os = |what| move |source| QpError::Os { what, source };
         let psn = random_psn().map_err(os("drawing a packet sequence number"))?;
-        let raw = RawQp::create(&self.raw, &send_cq.raw, &recv_cq.raw, init)
+        let raw = RawQp::create_on(&self.raw, &send_cq.raw, &recv_cq.raw, init, srq)
             .map_err(os("creating a queue pair"))?;
         let atomics = self.device.capabilities().atomics;
         raw.init(self.device.port().number, atomics).map_err(os("moving a queue pair to INIT"))?;
@@ -315,7 +350,31 @@ impl VerbsPd {
     }
 }
 
+impl Drop for VerbsQp {
+    /// Elsewhere, since it may be a worker that drops it and nobody waits (R9); see [`VerbsQp::destroy`]. Not left to
+    /// `raw`, which the connection manager may still hold.
+    fn drop(&mut self) {
+        if !self.raw.is_over() {
+            let raw = self.raw.clone();
+            background::run(move || raw.destroy());
+        }
+    }
+}
+
 impl VerbsQp {
+    pub(crate) fn id(&self) -> ObjectId {
+        self.raw.id
+    }
+
+    pub(super) fn fabric(&self) -> Fabric {
+        self.device.port().fabric
+    }
+
+    /// Blocks until the driver has let go.
+    pub(crate) fn destroy(self) {
+        self.raw.destroy();
+    }
+
     pub(crate) fn qp_num(&self) -> u32 {
         self.raw.qp_num
     }
@@ -393,13 +452,6 @@ impl VerbsQp {
                 _ => QpState::Init,
             },
         }
-    }
-}
-
-impl Drop for VerbsQp {
-    fn drop(&mut self) {
-        // The connection manager may still hold it.
-        self.raw.destroy();
     }
 }
 

@@ -83,7 +83,8 @@ impl Model {
         let mut ring = Ring::new(depth);
         let half = ring.reserve(false, depth).expect("it fits");
         let closing = false.into();
-        let tie = Arc::new(Tie { qp_num: 1, generation: 1, cause: FirstCause::new(), closing });
+        let tie =
+            Arc::new(Tie { qp_num: 1, generation: 1, cause: FirstCause::new(), closing, shared: false });
         ring.bind(half, 0, tie.clone());
         let device = Arc::default();
         Arc::new(Self {

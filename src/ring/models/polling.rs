@@ -6,7 +6,7 @@ use loom::sync::Mutex;
 use loom::sync::Notify;
 use loom::thread;
 
-use super::super::poll::{Polled, poll_and_arm};
+use super::super::poll::{Found, Polled, poll_and_arm};
 use super::explore;
 use crate::provider::Armed;
 use crate::reactor::Step;
@@ -36,10 +36,10 @@ struct Driver {
 }
 
 impl Polled for Driver {
-    fn poll(&mut self) -> io::Result<usize> {
+    fn poll(&mut self) -> io::Result<Found> {
         let taken = std::mem::take(&mut self.queue.cqes.lock().unwrap().0);
         self.absorbed += taken;
-        Ok(taken as usize)
+        Ok(if taken == 0 { Found::Nothing } else { Found::Some })
     }
 
     fn was_empty(&mut self) {}

@@ -5,9 +5,10 @@ use std::task::Waker;
 use super::super::completion::{Completed, Opcode};
 use super::super::slots::{NIL, Owner, Phase, Wr, WrKind};
 use super::super::wr_id::{Key, WrId};
-use super::{Effects, HalfId, Ring};
+use super::{Effects, HalfId, Ring, Tie};
 use crate::error::OpError;
 use crate::provider::{Cqe, SendOp, WcOpcode, WcStatus};
+use crate::sync::Arc;
 
 impl<Q: Clone, B> Ring<Q, B> {
     /// A completion of the device.
@@ -28,16 +29,33 @@ impl<Q: Clone, B> Ring<Q, B> {
             }
         };
         self.stats.completions += 1;
-        let result = match tie.cause.outcome(tie.qp_num, cqe.status, cqe.vendor_err) {
-            Ok(()) => Ok(completed(cqe, &wr)),
-            Err(_) if cqe.status == WcStatus::Flushed && gone => Err(OpError::RuntimeGone),
-            Err(OpError::Flushed { cause: None, .. }) if tie.is_closing() => {
-                Err(OpError::Closed { qp_num: tie.qp_num })
-            }
-            Err(OpError::Flushed { cause: None, .. }) => Err(tie.cause.flushed_alone(tie.qp_num)),
-            Err(error) => Err(error),
+        let result = match self.receiver(cqe, tie) {
+            Ok(tie) => outcome(&tie, cqe, &wr, gone),
+            Err(error) => error.map_or_else(|| Ok(completed(cqe, &wr)), Err),
         };
         self.retire(id.key, half, result, fx);
+    }
+
+    /// The queue pair that a completion came by: that of `tie`, or the one that took a receive from the shared queue
+    /// of `tie`. Where that one is gone, or cannot be told from another, the end without its cause.
+    ///
+    /// The number that the completion names is used for nothing else (R5).
+    fn receiver(&self, cqe: &Cqe, tie: Arc<Tie>) -> Result<Arc<Tie>, Option<OpError>> {
+        if !tie.shared {
+            return Ok(tie);
+        }
+        let qp_num = cqe.qp_num;
+        let ties = self.halves.iter().flatten().filter(|h| h.recv).filter_map(|h| h.tie.as_ref());
+        let mut by = ties.filter(|tie| !tie.shared && tie.qp_num == qp_num);
+        match by.next() {
+            Some(tie) if !self.ambiguous.contains(&qp_num) => Ok(tie.clone()),
+            _ => Err(match cqe.status {
+                WcStatus::Success => None,
+                WcStatus::Flushed if self.gone => Some(OpError::RuntimeGone),
+                WcStatus::Flushed => Some(OpError::Closed { qp_num }),
+                status => Some(OpError::Status { qp_num, status, vendor_err: cqe.vendor_err }),
+            }),
+        }
     }
 
     /// Ends an operation that [`submit`](Self::submit) or [`next_queued`](Self::next_queued) said to post and that
@@ -219,14 +237,26 @@ impl<Q: Clone, B> Ring<Q, B> {
     }
 }
 
+/// What a completion by the queue pair of `tie` says.
+fn outcome(tie: &Tie, cqe: &Cqe, wr: &Wr, gone: bool) -> Result<Completed, OpError> {
+    match tie.cause.outcome(tie.qp_num, cqe.status, cqe.vendor_err) {
+        Ok(()) => Ok(completed(cqe, wr)),
+        Err(_) if cqe.status == WcStatus::Flushed && gone => Err(OpError::RuntimeGone),
+        Err(OpError::Flushed { cause: None, .. }) if tie.is_closing() => Err(tie.closed()),
+        Err(OpError::Flushed { cause: None, .. }) => Err(tie.cause.flushed_alone(tie.qp_num)),
+        Err(error) => Err(error),
+    }
+}
+
 fn completed(cqe: &Cqe, wr: &Wr) -> Completed {
     // The length is valid for receives only (verbs); we know what we posted.
+    let qp_num = cqe.qp_num;
     let posted = wr.sge.map_or(0, |s| u64::from(s.len));
     match wr.kind {
         WrKind::Recv => {
             let opcode =
                 if cqe.opcode == WcOpcode::RecvWriteWithImm { Opcode::RecvWrite } else { Opcode::Recv };
-            Completed { opcode, bytes: u64::from(cqe.byte_len), imm: cqe.imm }
+            Completed { opcode, bytes: u64::from(cqe.byte_len), imm: cqe.imm, qp_num }
         }
         WrKind::Send(op) => {
             let opcode = match op {
@@ -236,7 +266,7 @@ fn completed(cqe: &Cqe, wr: &Wr) -> Completed {
                 SendOp::FetchAdd { .. } => Opcode::FetchAdd,
                 SendOp::CompareSwap { .. } => Opcode::CompareSwap,
             };
-            Completed { opcode, bytes: posted, imm: None }
+            Completed { opcode, bytes: posted, imm: None, qp_num }
         }
     }
 }

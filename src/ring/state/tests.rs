@@ -25,7 +25,13 @@ fn counter() -> (std::sync::Arc<Count>, Waker) {
 }
 
 fn tie(generation: u32) -> Arc<Tie> {
-    Arc::new(Tie { qp_num: 7, generation, cause: FirstCause::new(), closing: AtomicBool::new(false) })
+    Arc::new(Tie {
+        qp_num: 7,
+        generation,
+        cause: FirstCause::new(),
+        closing: AtomicBool::new(false),
+        shared: false,
+    })
 }
 
 fn wr() -> Wr {
@@ -81,7 +87,7 @@ fn r2_a_future_gets_its_result_and_its_buffer_once() {
     fx.fire();
     assert_eq!(count.0.load(Ordering::SeqCst), 1);
     let (result, buf) = ring.poll_op(key, &waker, &mut fx).unwrap();
-    assert_eq!(result.unwrap(), Completed { opcode: Opcode::Write, bytes: 3, imm: None });
+    assert_eq!(result.unwrap(), Completed { opcode: Opcode::Write, bytes: 3, imm: None, qp_num: 0 });
     assert_eq!(buf.unwrap(), [9]);
 }
 
@@ -235,4 +241,41 @@ fn r7_a_closing_half_asks_for_attention_until_it_is_drained() {
     ring.complete(&cqe(ids[1], WcStatus::Flushed), &mut fx);
     assert!(ring.is_drained(half) && ring.all_drained());
     assert_eq!(fx.attention.len(), 2);
+}
+
+/// A receive of a shared queue, which came by a queue pair of a number that was given out again.
+#[test]
+fn r5_a_failure_is_never_blamed_on_the_next_queue_pair_of_the_same_number() {
+    let mut ring = TestRing::new(64);
+    let mut fx = TestFx::default();
+    let queue = Arc::new(Tie {
+        qp_num: 0,
+        generation: 1,
+        cause: FirstCause::new(),
+        closing: AtomicBool::new(false),
+        shared: true,
+    });
+    let shared = ring.reserve(true, 8).unwrap();
+    ring.bind(shared, 0, queue.clone());
+    let recv = Wr { kind: WrKind::Recv, sge: None };
+    let mut fails = |ring: &mut TestRing| {
+        let (_, id) = posted(ring.submit(shared, &queue, recv, Owner::Future(None), None).unwrap());
+        ring.complete(&Cqe { qp_num: 7, ..cqe(id, WcStatus::LocalLength) }, &mut fx);
+    };
+    let attached = |ring: &mut TestRing, generation| {
+        let (half, tie) = (ring.reserve(true, 0).unwrap(), tie(generation));
+        ring.bind(half, 1, tie.clone());
+        (half, tie)
+    };
+    let (half, first) = attached(&mut ring, 2);
+    ring.release(half, true);
+    let (half, second) = attached(&mut ring, 3);
+    fails(&mut ring);
+    assert!(first.cause.get().is_none() && second.cause.get().is_none() && queue.cause.get().is_none());
+    // Once the queue was seen empty it can be of the second only.
+    ring.polled_empty();
+    fails(&mut ring);
+    assert!(second.cause.get().is_some() && queue.cause.get().is_none());
+    ring.release(half, false);
+    assert!(!ring.is_drained(shared) || ring.stats.stale == 0);
 }
