@@ -28,6 +28,11 @@ pub fn control(data: &[u8]) {
     crate::kv::proto::fuzz::operations(data);
 }
 
+/// The protocol of a channel, on both ends of a wire.
+pub fn pair(data: &[u8]) {
+    crate::kv::proto::fuzz::pair(data);
+}
+
 #[cfg(test)]
 mod tests {
     /// Runs every committed input of a target.
@@ -59,5 +64,10 @@ mod tests {
     #[test]
     fn r2_the_corpus_of_the_control_target_passes() {
         corpus("control", super::control);
+    }
+
+    #[test]
+    fn k2_the_corpus_of_the_pair_target_passes() {
+        corpus("pair", super::pair);
     }
 }

@@ -6,13 +6,14 @@
 
 use std::fmt;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{MutexGuard, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::completion::Completion;
 use super::gate::Gate;
+use super::poll::{Found, Polled, poll_and_arm};
 use super::qp_core::{QpCore, settle};
 use super::state::{Effects, Ring};
 use crate::clock::later;
@@ -22,7 +23,7 @@ use crate::memory::AnySlice;
 use crate::provider::events::{Affected, Enrolled, Harm};
 use crate::provider::{self, Armed, Cqe, WcStatus};
 use crate::reactor::{self, Drive, DriverHandle, Step};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, MutexGuard};
 
 pub(crate) type Fx = Effects<Arc<QpCore>, AnySlice>;
 
@@ -160,7 +161,7 @@ impl CqCore {
 
     /// One bounded slice by whoever holds the poller. With `arm`, `Idle` means: armed, and empty after that.
     fn slice(&self, mut poller: MutexGuard<'_, Poller>, arm: bool) -> Step {
-        let polled = self.poll_batches(&mut poller, arm);
+        let polled = poll_and_arm(&mut Polling { core: self, poller: &mut poller }, BATCHES, arm);
         let mut fx = std::mem::take(&mut poller.fx);
         drop(poller);
         let step = match polled {
@@ -181,34 +182,6 @@ impl CqCore {
             poller.fx = fx;
         }
         step
-    }
-
-    fn poll_batches(&self, poller: &mut Poller, arm: bool) -> io::Result<Step> {
-        let mut armed = false;
-        for _ in 0..BATCHES {
-            let n = self.cq.poll(&mut poller.cqes)?;
-            if n > 0 {
-                armed = false;
-                self.absorb(&poller.cqes[..n], &mut poller.fx);
-                if !arm && n < BATCH {
-                    // Whoever spins looks again by itself, unless this was what it waits for.
-                    return Ok(Step::Idle);
-                }
-                continue;
-            }
-            self.ring.lock().polled_empty();
-            if !arm {
-                return Ok(Step::Idle);
-            }
-            // Poll, arm, poll again (R3). On a software transport the second poll may have stopped in the middle of
-            // I/O that raises no event any more; arming once more asks for that too.
-            match self.cq.arm()? {
-                Armed::More => return Ok(Step::More),
-                Armed::Armed if armed => return Ok(Step::Idle),
-                Armed::Armed => armed = true,
-            }
-        }
-        Ok(Step::More)
     }
 
     fn absorb(&self, cqes: &[Cqe], fx: &mut Fx) {
@@ -340,6 +313,31 @@ impl CqCore {
         }
         coop.made_progress();
         Poll::Ready(next)
+    }
+}
+
+/// The queue, by whoever holds the poller.
+struct Polling<'a> {
+    core: &'a CqCore,
+    poller: &'a mut Poller,
+}
+
+impl Polled for Polling<'_> {
+    fn poll(&mut self) -> io::Result<Found> {
+        let n = self.core.cq.poll(&mut self.poller.cqes)?;
+        if n == 0 {
+            return Ok(Found::Nothing);
+        }
+        self.core.absorb(&self.poller.cqes[..n], &mut self.poller.fx);
+        Ok(if n < BATCH { Found::Some } else { Found::Full })
+    }
+
+    fn was_empty(&mut self) {
+        self.core.ring.lock().polled_empty();
+    }
+
+    fn arm(&mut self) -> io::Result<Armed> {
+        self.core.cq.arm()
     }
 }
 

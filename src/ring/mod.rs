@@ -101,7 +101,10 @@ mod completion;
 mod cq_core;
 mod future;
 mod gate;
+#[cfg(all(test, landfall_loom))]
+mod models;
 mod op;
+mod poll;
 mod qp_core;
 mod qp_end;
 mod send_queue;

@@ -22,7 +22,7 @@ use crate::error::{OpError, PostError};
 use crate::memory::AnySlice;
 use crate::provider::events::Enrolled;
 use crate::provider::{self, QpState, RecvWr, WrChain};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// A queue pair, or a shared receive queue, which is like one that has no send side and that several queue pairs
 /// receive by.
@@ -300,7 +300,7 @@ impl QpCore {
         self.doorbell(side, post, fx);
     }
 
-    fn doorbell(&self, side: &Side, mut post: std::sync::MutexGuard<'_, Post>, fx: &mut Fx) {
+    fn doorbell(&self, side: &Side, mut post: MutexGuard<'_, Post>, fx: &mut Fx) {
         let result = {
             let object = self.object.read().unwrap_or_else(|e| e.into_inner());
             object.as_ref().map(|object| match object {

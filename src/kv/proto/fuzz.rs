@@ -1,7 +1,12 @@
-//! What the fuzz target `control` runs: one connection against a hostile peer, by a list of operations.
+//! What the fuzz targets of the protocol run, by lists of operations: `control`, one connection against a hostile peer;
+//! and `pair`, two sound ones on a hostile wire, in a module of its own.
 //!
 //! Whatever the peer says, nothing panics, and every write that was accepted has exactly one outcome once the
 //! connection has been lost and fenced (R2, K2).
+
+mod pair;
+
+pub(crate) use pair::pair;
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

@@ -54,7 +54,7 @@ mod transfer;
 mod transmit;
 
 #[cfg(test)]
-mod sim;
+pub(crate) mod sim;
 #[cfg(test)]
 mod tests;
 
@@ -417,13 +417,15 @@ impl Connection {
             && self.out.urgent.is_empty()
     }
 
-    /// Both sides have said that they are done, and all that the peer said has been heard.
+    /// Both sides have said that they are done, and all that the peer said has been heard. What we would still say
+    /// (that a grant is revoked, or was) is worth sending, but the peer need not wait for it.
     fn both_closed(&self) -> bool {
-        self.close_sent && self.out.urgent.is_empty() && self.peer_closed == Some(self.incoming.delivered())
+        self.close_sent && self.peer_closed == Some(self.incoming.delivered())
     }
 
     fn finish_closing(&mut self) {
-        if self.state == State::Open && self.both_closed() && self.outstanding == 0 {
+        let done = self.outstanding == 0 && self.out.urgent.is_empty();
+        if self.state == State::Open && self.both_closed() && done {
             self.state = State::Closed;
             self.out.event(Event::Closed);
         }

@@ -5,50 +5,36 @@ use super::wire::{Happening, Item, Op, Wr};
 use super::world::World;
 
 impl World {
-    /// A connection dies on some queue pairs, or a process freezes.
-    pub(super) fn kill(&mut self) {
-        if self.closing || self.ends.iter().any(|e| e.conn.is_none()) {
-            return;
+    pub(super) fn post(&mut self, ch: usize, from: usize, qp: usize, op: Op, token: Token) {
+        let channel = &mut self.channels[ch];
+        let mut at = self.now + channel.timing.delay(qp, &mut self.rng);
+        if channel.timing.ordered {
+            let queue = &mut channel.sides[from].queues[qp];
+            at = at.max(queue.executes);
+            queue.executes = at;
         }
-        if self.rng.one_in(3) {
-            let ep = self.rng.below(2) as usize;
-            if !self.ends[ep].frozen {
-                self.ends[ep].frozen = true;
-                self.ends[ep].was_frozen = true;
-                let longest = self.rng.pick(&[100_000, 2_000_000]);
-                let time = self.rng.below(longest);
-                self.at(time, Happening::Thaw { ep });
-            }
-            return;
+        let early = channel.timing.early_completion;
+        let mut wr = Wr { ch, from, qp, op, token, incarnation: channel.incarnation, data: None };
+        if early {
+            self.read_ahead(&mut wr);
+            self.complete(&wr, 0, true);
         }
-        for ep in 0..2 {
-            for qp in 0..self.cfg.qps {
-                self.ends[ep].queues[qp].dead |= !self.rng.one_in(4);
-            }
-            if self.rng.one_in(3) {
-                // The driver tells; otherwise a failed work request or silence will.
-                let now = self.instant(self.now);
-                if let Some(conn) = &mut self.ends[ep].conn {
-                    conn.connection_lost(Cause::Transport, now);
-                }
-                self.wake(ep, self.now);
-            }
-        }
+        self.at(at - self.now, Happening::Execute(wr));
     }
 
     pub(super) fn execute(&mut self, wr: Wr) {
-        if wr.incarnation != self.incarnation {
+        let (from, to) = (wr.from, 1 - wr.from);
+        let channel = &mut self.channels[wr.ch];
+        if wr.incarnation != channel.incarnation {
             return;
         }
-        let (from, to) = (wr.from, 1 - wr.from);
-        let dead = self.ends[from].queues[wr.qp].dead || self.ends[to].fenced;
-        if dead {
+        if channel.sides[from].queues[wr.qp].dead || channel.sides[to].fenced {
             // The device tries again for a while, then gives up.
             return self.fail(&wr);
         }
         let takes_receive = !matches!(wr.op, Op::Write { imm: None, .. });
-        if takes_receive && self.ends[to].queues[wr.qp].receives == 0 {
-            let open = self.ends[to].conn.as_ref().is_some_and(|c| c.poll_timeout().is_some());
+        if takes_receive && channel.sides[to].queues[wr.qp].receives == 0 {
+            let open = channel.sides[to].conn.as_ref().is_some_and(|c| c.poll_timeout().is_some());
             assert!(!open, "k7: a message with no receive posted, on queue pair {}", wr.qp);
             return self.fail(&wr);
         }
@@ -62,138 +48,126 @@ impl World {
             }
             Op::Send(bytes) => Some(Item::Bytes(wr.qp, bytes.clone())),
         };
+        let channel = &mut self.channels[wr.ch];
+        let early = channel.timing.early_completion;
         if let Some(item) = item {
-            let queue = &mut self.ends[to].queues[wr.qp];
+            let queue = &mut channel.sides[to].queues[wr.qp];
             queue.receives -= 1;
-            let mut at = self.now + if self.rng.one_in(2) { 0 } else { self.timing.delay(&mut self.rng) };
-            if self.timing.ordered {
+            let late = !self.rng.one_in(2);
+            let mut at = self.now + if late { channel.timing.delay(wr.qp, &mut self.rng) } else { 0 };
+            if channel.timing.ordered {
                 at = at.max(queue.shows);
                 queue.shows = at;
             }
-            self.at(at - self.now, Happening::Receive { ep: to, item, incarnation: wr.incarnation });
+            let show = Happening::Show { ch: wr.ch, side: to, item, incarnation: wr.incarnation };
+            self.at(at - self.now, show);
         }
-        if !self.timing.early_completion {
+        if !early {
             self.complete(&wr, 0, true);
         }
     }
 
     /// The source's device gives up on a work request, or, if that had completed early, on its queue pair.
-    pub(super) fn fail(&mut self, wr: &Wr) {
-        self.ends[wr.from].queues[wr.qp].dead = true;
-        if !self.timing.early_completion {
+    fn fail(&mut self, wr: &Wr) {
+        let side = &mut self.channels[wr.ch].sides[wr.from];
+        side.queues[wr.qp].dead = true;
+        if !self.channels[wr.ch].timing.early_completion {
             return self.complete(wr, 5000, false);
         }
-        self.show_received(wr.from);
+        self.show_received(wr.ch, wr.from);
+        self.tell_lost(wr.ch, wr.from);
+    }
+
+    /// The driver of a side learns that its connection is dead.
+    pub(super) fn tell_lost(&mut self, ch: usize, side: usize) {
         let now = self.instant(self.now);
-        if let Some(conn) = &mut self.ends[wr.from].conn {
+        if let Some(conn) = &mut self.channels[ch].sides[side].conn {
             conn.connection_lost(Cause::Transport, now);
-            self.wake(wr.from, self.now);
+            self.wake(ch, side, self.now);
         }
     }
 
     /// A caller hands in what has been received before it reports a failure.
-    pub(super) fn show_received(&mut self, to: usize) {
-        let received = |h: &Happening| matches!(h, Happening::Receive { ep, .. } if *ep == to);
-        let due: Vec<_> = self.agenda.iter().filter(|(_, h)| received(h)).map(|(k, _)| *k).collect();
+    pub(super) fn show_received(&mut self, ch: usize, side: usize) {
+        let due = |h: &Happening| match h {
+            Happening::Show { ch: c, side: s, item, .. } => {
+                (*c, *s) == (ch, side) && !matches!(item, Item::Sent(..))
+            }
+            _ => false,
+        };
+        let due: Vec<_> = self.agenda.iter().filter(|(_, h)| due(h)).map(|(k, _)| *k).collect();
         for key in due {
-            if let Some(what) = self.agenda.remove(&key) {
+            if let Some(what) = self.take(key) {
                 self.on_happening(what);
             }
         }
     }
 
-    pub(super) fn place(&mut self, wr: &Wr, piece: &Piece) {
-        let (from, to) = (wr.from, 1 - wr.from);
-        let id = wr.token.0 >> 1;
-        let (sender, receiver) = (self.life(from), self.life(to));
+    fn place(&mut self, wr: &Wr, piece: &Piece) {
+        let lives = self.channels[wr.ch].lives;
+        let (sender, receiver) = (lives[wr.from], lives[1 - wr.from]);
         let data = match &wr.data {
             Some(data) => data.clone(),
-            None => self.read(from, id, piece),
+            None => self.read(wr, piece),
         };
-        let targets = &mut self.ends[to].targets;
+        assert_eq!(self.life(receiver.0), receiver, "the memory of a process that is gone");
+        let targets = &mut self.ends[receiver.0].targets;
         let offset = targets.offset(piece.dst_addr, piece.len, piece.rkey);
-        self.model.on_placed(sender, receiver, id, offset, piece, targets);
+        self.model.on_placed((sender, receiver.0, wr.token.0 >> 1), receiver, offset, piece, targets);
         targets.bytes[offset..offset + data.len()].copy_from_slice(&data);
     }
 
     /// The source's device reads.
-    pub(super) fn read(&self, ep: usize, id: u64, piece: &Piece) -> Vec<u8> {
-        let sources = &self.ends[ep].sources;
+    pub(super) fn read(&self, wr: &Wr, piece: &Piece) -> Vec<u8> {
+        let ends = self.channels[wr.ch].ends;
+        let sources = &self.ends[ends[wr.from]].sources;
         let offset = sources.offset(piece.src_addr, piece.len, piece.lkey);
+        let owner = Some((ends[1 - wr.from], wr.token.0 >> 1));
         for block in sources.blocks_at(offset, piece.len as usize) {
-            assert_eq!(sources.owner[block as usize], Some(id), "r1: a released source is read");
+            assert_eq!(sources.owner[block as usize], owner, "r1: a released source is read");
         }
         sources.bytes[offset..offset + piece.len as usize].to_vec()
     }
 
-    pub(super) fn complete(&mut self, wr: &Wr, least: u64, ok: bool) {
-        let queue_time = self.ends[wr.from].queues[wr.qp].completes;
-        let mut at = self.now + least + self.timing.delay(&mut self.rng);
-        if self.timing.ordered {
-            at = at.max(queue_time);
-            self.ends[wr.from].queues[wr.qp].completes = at;
+    fn complete(&mut self, wr: &Wr, least: u64, ok: bool) {
+        let channel = &mut self.channels[wr.ch];
+        let mut at = self.now + least + channel.timing.delay(wr.qp, &mut self.rng);
+        if channel.timing.ordered {
+            let queue = &mut channel.sides[wr.from].queues[wr.qp];
+            at = at.max(queue.completes);
+            queue.completes = at;
         }
-        let done =
-            Happening::Complete { ep: wr.from, qp: wr.qp, token: wr.token, ok, incarnation: wr.incarnation };
+        let item = Item::Sent(wr.qp, wr.token, ok);
+        let done = Happening::Show { ch: wr.ch, side: wr.from, item, incarnation: wr.incarnation };
         self.at(at - self.now, done);
     }
 
-    pub(super) fn post(&mut self, from: usize, qp: usize, op: Op, token: Token) {
-        let mut at = self.now + self.timing.delay(&mut self.rng);
-        if self.timing.ordered {
-            at = at.max(self.ends[from].queues[qp].executes);
-            self.ends[from].queues[qp].executes = at;
-        }
-        let mut wr = Wr { from, qp, op, token, incarnation: self.incarnation, data: None };
-        if self.timing.early_completion {
-            if let Op::Write { piece, .. } = &wr.op
-                && piece.len > 0
-            {
-                wr.data = Some(self.read(from, token.0 >> 1, piece));
-            }
-            self.complete(&wr, 0, true);
-        }
-        self.at(at - self.now, Happening::Execute(wr));
-    }
-
     /// What a caller does after `Lost`: flush, destroy, tell.
-    pub(super) fn fence(&mut self, ep: usize, incarnation: u32) {
-        assert_eq!(incarnation, self.incarnation);
+    pub(super) fn fence(&mut self, ch: usize, side: usize, incarnation: u32) {
+        if self.ends[self.channels[ch].ends[side]].frozen {
+            return self.at(1000, Happening::Fence { ch, side, incarnation });
+        }
+        if incarnation != self.channels[ch].incarnation {
+            return;
+        }
         let now = self.instant(self.now);
-        let Some(mut conn) = self.ends[ep].conn.take() else { return };
-        while let Some(item) = self.ends[ep].cq.pop_front() {
-            self.feed(ep, &mut conn, item, now);
+        let Some(mut conn) = self.channels[ch].sides[side].conn.take() else { return };
+        while let Some(item) = self.channels[ch].sides[side].cq.pop_front() {
+            self.feed(ch, side, &mut conn, item, now);
         }
-        // What the device has read may still be on the wire; otherwise it will never be.
-        for qp in 0..self.cfg.qps {
-            self.ends[ep].queues[qp].dead |= self.rng.one_in(2);
+        for qp in 0..self.channels[ch].cfg.qps {
+            self.channels[ch].sides[side].queues[qp].dead |= self.rng.one_in(2);
         }
-        let mut agenda = std::mem::take(&mut self.agenda);
-        for what in agenda.values_mut() {
-            if let Happening::Execute(wr) = what
-                && wr.from == ep
-                && wr.data.is_none()
-                && let Op::Write { piece, .. } = &wr.op
-                && piece.len > 0
-            {
-                wr.data = Some(self.read(ep, wr.token.0 >> 1, piece));
-            }
-        }
-        self.agenda = agenda;
-        for qp in 0..self.cfg.qps {
-            for token in std::mem::take(&mut self.ends[ep].queues[qp].outstanding) {
+        self.stop_reading(ch, side);
+        for qp in 0..self.channels[ch].cfg.qps {
+            for token in std::mem::take(&mut self.channels[ch].sides[side].queues[qp].outstanding) {
                 conn.handle_sent(token, false, now);
             }
         }
-        self.events(ep, &mut conn);
-        self.ends[ep].fenced = true;
+        self.events(ch, side, &mut conn);
+        self.channels[ch].sides[side].fenced = true;
         conn.fenced();
-        self.events(ep, &mut conn);
-        self.ends[ep].ledger = Some(conn.into_ledger());
-        self.ends[ep].wake = None;
-        if self.ends.iter().all(|e| e.conn.is_none()) && !self.rng.one_in(6) {
-            let delay = self.rng.below(3000);
-            self.at(delay, Happening::Reconnect);
-        }
+        self.events(ch, side, &mut conn);
+        self.ended(ch, side, conn);
     }
 }

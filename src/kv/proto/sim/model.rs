@@ -1,15 +1,16 @@
-//! What must be true: the state of every grant, block and transfer as a user may rely on it, and the checks.
+//! What must be true: the state of every grant and transfer as a user may rely on it, and the checks of each event.
 
 use std::collections::BTreeMap;
 
-use super::super::{Event, Outcome, Part, Piece, Resolution, Seams};
-use crate::kv::layout::Layout;
+use super::super::{Event, Outcome, Piece, Resolution};
+use super::pool::{BLOCK_BYTES, Pool};
 
 /// An endpoint's process: its index, and how often it has been restarted.
 pub(super) type Life = (usize, u32);
-
-pub(super) const BLOCKS: u32 = 48;
-pub(super) const BLOCK_BYTES: u64 = 40;
+/// Who has issued a grant, the endpoint that it is for, its number.
+pub(super) type GrantKey = (Life, usize, u64);
+/// Who sends a transfer, the endpoint that receives it, its number.
+pub(super) type TransferKey = (Life, usize, u64);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GrantState {
@@ -18,6 +19,8 @@ pub(super) enum GrantState {
     /// In quarantine.
     Aborted,
     Freed,
+    /// The process that had issued it is gone.
+    Gone,
 }
 
 #[derive(Debug)]
@@ -25,13 +28,14 @@ pub(super) struct Grant {
     pub(super) blocks: Vec<u32>,
     pub(super) state: GrantState,
     pub(super) revoked: bool,
+    /// A transfer was accepted under it.
+    pub(super) used: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Transfer {
-    pub(super) grant: u64,
-    /// Of the receiver that issued the grant.
-    pub(super) receiver: Life,
+    /// Of the receiver.
+    pub(super) grant: GrantKey,
     pub(super) blocks: u32,
     pub(super) sources: Vec<u32>,
     pub(super) deadline: u64,
@@ -43,238 +47,171 @@ pub(super) struct Transfer {
     pub(super) released: bool,
     pub(super) delivered: bool,
     pub(super) resolution: Option<Resolution>,
-}
-
-/// A pool of blocks: the user's view and the device's.
-#[derive(Debug)]
-pub(super) struct Pool {
-    pub(super) layout: Layout,
-    pub(super) bytes: Vec<u8>,
-    pub(super) parts: Vec<Part>,
-    /// For each block, the grant (targets) or the transfer (sources) that it belongs to.
-    pub(super) owner: Vec<Option<u64>>,
-}
-
-impl Pool {
-    /// Memory in three regions with gaps between their addresses.
-    pub(super) fn new(layout: Layout, base: u64, key: u32) -> Self {
-        let total = layout.required_bytes();
-        let (a, b) = (total / 3 + 1, total / 2 + 7);
-        let cuts = [(0, a), (a, b), (b, total)];
-        let parts = cuts.iter().enumerate();
-        let parts = parts.map(|(i, &(s, e))| Part {
-            addr: base + s + 4096 * i as u64,
-            len: e - s,
-            key: key + i as u32,
-        });
-        let owner = vec![None; layout.blocks() as usize];
-        Self { layout, bytes: vec![0xee; total as usize], parts: parts.collect(), owner }
-    }
-
-    pub(super) fn seams(&self) -> Seams {
-        Seams::new(self.parts.clone()).expect("parts are valid")
-    }
-
-    /// Offset of an access that a device would allow.
-    pub(super) fn offset(&self, addr: u64, len: u32, key: u32) -> usize {
-        let mut start = 0;
-        for p in &self.parts {
-            if p.key == key {
-                assert!(
-                    addr >= p.addr && addr + u64::from(len) <= p.addr + p.len,
-                    "r10: outside of the region"
-                );
-                return (start + addr - p.addr) as usize;
-            }
-            start += p.len;
-        }
-        panic!("r10: no region has key {key}");
-    }
-
-    /// Blocks that a range of bytes touches.
-    pub(super) fn blocks_at(&self, offset: usize, len: usize) -> Vec<u32> {
-        let (start, end) = (offset as u64, (offset + len) as u64);
-        let mut touched = Vec::new();
-        for layer in 0..self.layout.layers() {
-            for block in 0..self.layout.blocks() {
-                let at = self.layout.offset(layer, block).expect("inside");
-                if at < end && start < at + self.layout.block_bytes() && !touched.contains(&block) {
-                    touched.push(block);
-                }
-            }
-        }
-        touched
-    }
-
-    pub(super) fn free_blocks(&self) -> Vec<u32> {
-        (0..self.layout.blocks()).filter(|&b| self.owner[b as usize].is_none()).collect()
-    }
-
-    fn for_each_byte(&mut self, blocks: &[u32], mut f: impl FnMut(usize, u64, u64, &mut u8)) {
-        for (i, &block) in blocks.iter().enumerate() {
-            for layer in 0..self.layout.layers() {
-                let at = self.layout.offset(layer, block).expect("inside");
-                for byte in 0..self.layout.block_bytes() {
-                    f(i, u64::from(layer), byte, &mut self.bytes[(at + byte) as usize]);
-                }
-            }
-        }
-    }
-
-    /// Content that depends on transfer, position, layer and byte, so that a misplaced block shows.
-    pub(super) fn fill(&mut self, blocks: &[u32], tag: u64) {
-        self.for_each_byte(blocks, |i, layer, byte, v| *v = pattern(tag, i as u64, layer, byte));
-    }
-
-    pub(super) fn poison(&mut self, blocks: &[u32]) {
-        self.for_each_byte(blocks, |_, _, _, v| *v = 0xee);
-    }
-
-    pub(super) fn check(&mut self, blocks: &[u32], tag: u64) {
-        self.for_each_byte(blocks, |i, layer, byte, v| {
-            assert_eq!(
-                *v,
-                pattern(tag, i as u64, layer, byte),
-                "k1: block {i}, layer {layer}, byte {byte} is torn"
-            );
-        });
-    }
-
-    pub(super) fn release(&mut self, blocks: &[u32]) {
-        for &b in blocks {
-            self.owner[b as usize] = None;
-        }
-        self.poison(blocks);
-    }
-}
-
-fn pattern(tag: u64, i: u64, layer: u64, byte: u64) -> u8 {
-    (tag.wrapping_mul(31) ^ i.wrapping_mul(97) ^ layer.wrapping_mul(7) ^ byte).wrapping_mul(0x9e37_79b1) as u8
+    /// The process that sends it is gone: nobody waits for its end.
+    pub(super) gone: bool,
+    /// What has been placed at the target.
+    pub(super) placed: Vec<Piece>,
 }
 
 /// The truth about everything that was ever granted and written.
 #[derive(Debug, Default)]
 pub(super) struct Model {
-    pub(super) grants: BTreeMap<(Life, u64), Grant>,
-    pub(super) transfers: BTreeMap<(Life, u64), Transfer>,
+    pub(super) grants: BTreeMap<GrantKey, Grant>,
+    pub(super) transfers: BTreeMap<TransferKey, Transfer>,
+    /// Aborts that a receiver must have heard of by a time, if the channel lives.
+    pub(super) aborts: Vec<(u64, GrantKey)>,
 }
 
 /// The circumstances of an event.
 pub(super) struct Context<'a> {
     pub(super) me: Life,
+    /// The process at the other end of the connection.
     pub(super) peer: Life,
     pub(super) now: u64,
-    /// Deadlines may be late by this: the time that the caller takes to react, or was frozen.
+    /// Deadlines may be late by this: the time that the caller takes to react. `None` if it was frozen.
     pub(super) slack: Option<u64>,
+    pub(super) max_write: u32,
     pub(super) sources: &'a mut Pool,
     pub(super) targets: &'a mut Pool,
 }
 
 impl Model {
+    fn sent_by(&mut self, cx: &Context<'_>, id: u64, what: &str) -> &mut Transfer {
+        let transfer = self.transfers.get_mut(&(cx.me, cx.peer.0, id));
+        transfer.unwrap_or_else(|| panic!("r2: {what} what was not accepted: {id}"))
+    }
+
+    fn granted_by(&mut self, cx: &Context<'_>, id: u64, what: &str) -> &mut Grant {
+        let grant = self.grants.get_mut(&(cx.me, cx.peer.0, id));
+        grant.unwrap_or_else(|| panic!("k4, k6: {what} under an unknown grant: {id}"))
+    }
+
     /// Checks an event against what went before.
     pub(super) fn on_event(&mut self, cx: &mut Context<'_>, event: &Event) {
         match *event {
             Event::Sent { id } => {
-                let t = self.transfers.get_mut(&(cx.me, id.0)).expect("r2: sent what was not accepted");
+                let t = self.sent_by(cx, id.0, "sent");
                 assert!(!std::mem::replace(&mut t.sent, true), "r2: sent twice");
             }
-            Event::Done { id, outcome, .. } => {
-                let t = self.transfers.get_mut(&(cx.me, id.0)).expect("r2: done what was not accepted");
-                assert!(t.done.is_none(), "r2: {id:?} done twice");
-                match outcome {
-                    Outcome::Landed => assert!(t.delivered, "k1: {id:?} landed, and was not delivered"),
-                    Outcome::NotDelivered(r) => {
-                        assert!(!t.delivered, "k2: {id:?} not delivered ({r}), yet it was")
-                    }
-                    Outcome::InDoubt(_) => {}
-                }
-                if let Some(slack) = cx.slack {
-                    assert!(cx.now <= t.deadline + slack, "k5: done at {}, deadline {}", cx.now, t.deadline);
-                }
-                let revoked = self.grants.get(&(t.receiver, t.grant)).is_some_and(|g| g.revoked);
-                let landed = outcome == Outcome::Landed;
-                assert!(
-                    landed || !t.ample || revoked,
-                    "k1: {id:?} did not land, and nothing was wrong: {outcome:?}"
-                );
-                t.done = Some(outcome);
-            }
+            Event::Done { id, outcome, .. } => self.on_done(cx, id.0, outcome),
             Event::Released { id } => {
-                let t = self.transfers.get_mut(&(cx.me, id.0)).expect("r2: released what was not accepted");
+                let (now, slack) = (cx.now, cx.slack);
+                let t = self.sent_by(cx, id.0, "released");
                 assert!(!std::mem::replace(&mut t.released, true), "r2: released twice");
-                if let Some(slack) = cx.slack {
-                    assert!(
-                        cx.now <= t.deadline + slack,
-                        "k5: released at {}, deadline {}",
-                        cx.now,
-                        t.deadline
-                    );
+                if let Some(slack) = slack {
+                    assert!(now <= t.deadline + slack, "k5: released at {now}, deadline {}", t.deadline);
                 }
-                cx.sources.release(&t.sources);
+                cx.sources.release(&t.sources, (cx.peer.0, id.0));
             }
             Event::Resolved { id, resolution } => {
-                let t = self.transfers.get_mut(&(cx.me, id.0)).expect("k2: resolved what was not accepted");
+                let t = self.sent_by(cx, id.0, "resolved");
                 assert!(matches!(t.done, Some(Outcome::InDoubt(_))), "k2: resolved what was not in doubt");
                 assert!(t.resolution.replace(resolution).is_none(), "k2: resolved twice");
                 match resolution {
-                    Resolution::Landed => assert!(t.delivered, "k2: resolved wrongly"),
-                    Resolution::NotDelivered => assert!(!t.delivered, "k2: resolved wrongly"),
-                    Resolution::Unknown => assert_ne!(t.receiver, cx.peer, "k6: the peer has not restarted"),
+                    Resolution::Landed => assert!(t.delivered, "k2: resolved to landed, wrongly"),
+                    Resolution::NotDelivered => assert!(!t.delivered, "k2: resolved to not, wrongly"),
+                    Resolution::Unknown => assert_ne!(t.grant.0, cx.peer, "k6: the peer has not restarted"),
                 }
             }
             Event::Arrived { transfer, grant, bytes, tag } => {
-                let g = self.grants.get_mut(&(cx.me, grant)).expect("k6: arrived under an unknown grant");
-                assert_eq!(g.state, GrantState::Open, "k2, k4: arrived under a grant that is over");
-                g.state = GrantState::Arrived;
-                let t = self.transfers.get_mut(&(cx.peer, transfer.0)).expect("k2: nobody sent that");
-                assert!(!std::mem::replace(&mut t.delivered, true), "k2: delivered twice");
-                assert!(
-                    !matches!(t.done, Some(Outcome::NotDelivered(_) | Outcome::Landed)),
-                    "k2: done before"
-                );
-                assert!(t.resolution.is_none(), "k2: resolved before");
-                let layers = u64::from(cx.targets.layout.layers());
-                let want = u64::from(t.blocks) * layers * BLOCK_BYTES;
-                assert_eq!((t.grant, t.receiver, t.tag, want), (grant, cx.me, tag, bytes));
-                let used = &g.blocks[..t.blocks as usize];
-                cx.targets.check(used, tag);
-                cx.targets.release(&g.blocks);
+                self.on_arrived(cx, transfer.0, grant, bytes, tag)
             }
             Event::Aborted { grant, .. } => {
-                let g = self.grants.get_mut(&(cx.me, grant)).expect("k4: aborted an unknown grant");
+                let g = self.granted_by(cx, grant, "aborted");
                 assert_eq!(g.state, GrantState::Open, "k4: aborted a grant that is over");
                 g.state = GrantState::Aborted;
             }
             Event::Freed { grant } => {
-                let g = self.grants.get_mut(&(cx.me, grant)).expect("k4: freed an unknown grant");
+                let g = self.granted_by(cx, grant, "freed");
                 assert_eq!(g.state, GrantState::Aborted, "k4: freed without an abort, or twice");
                 g.state = GrantState::Freed;
-                cx.targets.release(&g.blocks);
+                cx.targets.release(&g.blocks, (cx.peer.0, grant));
             }
             Event::Message(_) | Event::PeerClosed | Event::Lost(_) | Event::Closed => {}
         }
     }
 
+    fn on_done(&mut self, cx: &Context<'_>, id: u64, outcome: Outcome) {
+        let t = self.sent_by(cx, id, "done");
+        assert!(t.done.is_none(), "r2: {id:?} done twice");
+        match outcome {
+            Outcome::Landed => assert!(t.delivered, "k1: {id:?} landed, and was not delivered"),
+            Outcome::NotDelivered(r) => {
+                assert!(!t.delivered, "k2: {id:?} not delivered ({r}), yet it was")
+            }
+            Outcome::InDoubt(_) => {}
+        }
+        if let Some(slack) = cx.slack {
+            assert!(cx.now <= t.deadline + slack, "k5: done at {}, deadline {}", cx.now, t.deadline);
+        }
+        t.done = Some(outcome);
+        let (grant, ample) = (t.grant, t.ample);
+        let revoked = self.grants.get(&grant).is_some_and(|g| g.revoked);
+        let landed = outcome == Outcome::Landed;
+        assert!(landed || !ample || revoked, "k1: {id:?} did not land, and nothing was wrong: {outcome:?}");
+        if matches!(outcome, Outcome::NotDelivered(_)) {
+            self.aborts.push((cx.now, grant));
+        }
+    }
+
+    fn on_arrived(&mut self, cx: &mut Context<'_>, transfer: u64, grant: u64, bytes: u64, tag: u64) {
+        let g = self.granted_by(cx, grant, "arrived");
+        assert_eq!(g.state, GrantState::Open, "k2, k4: arrived under a grant that is over");
+        g.state = GrantState::Arrived;
+        let blocks = std::mem::take(&mut g.blocks);
+        let t = self.transfers.get_mut(&(cx.peer, cx.me.0, transfer)).expect("k2: nobody sent that");
+        assert!(!std::mem::replace(&mut t.delivered, true), "k2: delivered twice");
+        assert!(
+            !matches!(t.done, Some(Outcome::NotDelivered(_) | Outcome::Landed)),
+            "k2: arrived after its end"
+        );
+        assert!(t.resolution.is_none(), "k2: resolved before");
+        let want = u64::from(t.blocks) * u64::from(cx.targets.layout.layers()) * BLOCK_BYTES;
+        assert_eq!((t.grant, t.tag, want), ((cx.me, cx.peer.0, grant), tag, bytes));
+        cx.targets.check(&blocks[..t.blocks as usize], tag);
+        cx.targets.release(&blocks, (cx.peer.0, grant));
+        check_pieces(&mut t.placed, want, cx.max_write);
+    }
+
     /// The target's device places a piece.
     pub(super) fn on_placed(
-        &self,
-        sender: Life,
+        &mut self,
+        key: TransferKey,
         receiver: Life,
-        id: u64,
         offset: usize,
         piece: &Piece,
         targets: &Pool,
     ) {
-        let t = self.transfers.get(&(sender, id)).expect("a write of no transfer");
-        assert_eq!(t.receiver, receiver, "k6: a write under a grant of another epoch");
+        let t = self.transfers.get_mut(&key).expect("a write of no transfer");
+        assert_eq!(t.grant.0, receiver, "k6: a write under a grant of another epoch");
         for block in targets.blocks_at(offset, piece.len as usize) {
-            assert_eq!(targets.owner[block as usize], Some(t.grant), "k4: a late write hits block {block}");
+            let owner = Some((key.0.0, t.grant.2));
+            assert_eq!(targets.owner[block as usize], owner, "k4: a late write hits block {block}");
         }
+        t.placed.push(*piece);
     }
 
-    /// Nothing of this process remains.
-    pub(super) fn forget(&mut self, life: Life) {
-        self.grants.retain(|(l, _), _| *l != life);
-        self.transfers.retain(|(l, _), _| *l != life);
+    /// The process is gone, and nobody waits for its ends.
+    pub(super) fn process_ended(&mut self, life: Life) {
+        for (_, g) in self.grants.iter_mut().filter(|((l, ..), _)| *l == life) {
+            g.state = GrantState::Gone;
+        }
+        for (_, t) in self.transfers.iter_mut().filter(|((l, ..), _)| *l == life) {
+            t.gone = true;
+        }
+    }
+}
+
+/// The pieces of a transfer that has arrived: all of it, nothing twice, and neighbours together (K8).
+fn check_pieces(pieces: &mut [Piece], bytes: u64, max_write: u32) {
+    pieces.sort_unstable_by_key(|p| p.dst_addr);
+    assert_eq!(pieces.iter().map(|p| u64::from(p.len)).sum::<u64>(), bytes, "k8: bytes written twice");
+    for pair in pieces.windows(2) {
+        let [a, b] = pair else { continue };
+        let len = u64::from(a.len);
+        assert!(a.dst_addr + len <= b.dst_addr, "k8: pieces overlap");
+        let neighbours = a.dst_addr + len == b.dst_addr && a.src_addr + len == b.src_addr;
+        let mergeable = neighbours && (a.lkey, a.rkey) == (b.lkey, b.rkey) && a.len + b.len <= max_write;
+        assert!(!mergeable, "k8: neighbours of {} and {} bytes travel apart", a.len, b.len);
     }
 }

@@ -12,6 +12,8 @@ pub(super) enum Op {
 
 #[derive(Debug, Clone)]
 pub(super) struct Wr {
+    pub(super) ch: usize,
+    /// The side of the channel that has posted it.
     pub(super) from: usize,
     pub(super) qp: usize,
     pub(super) op: Op,
@@ -20,6 +22,16 @@ pub(super) struct Wr {
     pub(super) incarnation: u32,
     /// The payload, if the device has read it before it is executed.
     pub(super) data: Option<Vec<u8>>,
+}
+
+impl Wr {
+    /// Reads memory when it is executed.
+    pub(super) fn unread_piece(&self) -> Option<Piece> {
+        match self.op {
+            Op::Write { piece, .. } if piece.len > 0 && self.data.is_none() => Some(piece),
+            _ => None,
+        }
+    }
 }
 
 /// A completion.
@@ -35,31 +47,41 @@ pub(super) enum Item {
 pub(super) enum Happening {
     /// The target's device executes it.
     Execute(Wr),
-    /// The source's device reports it.
-    Complete {
-        ep: usize,
-        qp: usize,
-        token: Token,
-        ok: bool,
-        incarnation: u32,
-    },
-    /// The target's queue pair shows what it has received. Each is polled at its own time.
-    Receive {
-        ep: usize,
+    /// The device of a side shows a completion. Each queue pair is polled at its own time.
+    Show {
+        ch: usize,
+        side: usize,
         item: Item,
         incarnation: u32,
     },
-    User,
-    Kill,
+    /// A user acts.
+    Act(u32),
+    /// Something goes wrong.
+    Fault(u32),
     Thaw {
         ep: usize,
+        life: u32,
     },
-    /// The queue pairs of an endpoint whose connection was lost are flushed and destroyed.
+    /// The queue pairs of a side whose connection was lost are flushed and destroyed.
     Fence {
-        ep: usize,
+        ch: usize,
+        side: usize,
         incarnation: u32,
     },
-    Reconnect,
+    Reconnect {
+        ch: usize,
+    },
+}
+
+impl Happening {
+    /// The channel that it belongs to.
+    pub(super) fn channel(&self) -> Option<usize> {
+        match self {
+            Self::Execute(wr) => Some(wr.ch),
+            Self::Show { ch, .. } | Self::Fence { ch, .. } | Self::Reconnect { ch } => Some(*ch),
+            Self::Act(_) | Self::Fault(_) | Self::Thaw { .. } => None,
+        }
+    }
 }
 
 /// Delays of a wire, in microseconds.
@@ -69,6 +91,8 @@ pub(super) struct Timing {
     /// A work request completes when it has been handed off (iWARP), not when it has been executed.
     pub(super) early_completion: bool,
     pub(super) latency: u64,
+    /// A queue pair that is so many times slower than the others.
+    pub(super) slow: (usize, u64),
 }
 
 impl Timing {
@@ -77,16 +101,18 @@ impl Timing {
             ordered: cfg.ordered,
             early_completion: cfg.notify == Notify::Send && rng.one_in(2),
             latency: rng.pick(&[1, 20, 200, 1000]),
+            slow: (rng.below(cfg.qps as u64) as usize, rng.pick(&[1, 1, 4])),
         }
     }
 
-    pub(super) fn delay(&self, rng: &mut Rng) -> u64 {
+    pub(super) fn delay(&self, qp: usize, rng: &mut Rng) -> u64 {
         let slow = if rng.one_in(20) { 10 } else { 1 };
-        rng.below(self.latency * slow) + 1
+        let rail = if qp == self.slow.0 { self.slow.1 } else { 1 };
+        rng.below(self.latency * slow * rail) + 1
     }
 }
 
-/// One queue pair of one endpoint.
+/// One queue pair of one side.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Queue {
     /// Posted and not yet taken from the completion queue, in order.
@@ -123,24 +149,27 @@ pub(super) struct Posted<'a> {
     pub(super) posted: Vec<(usize, Op, Token)>,
 }
 
+impl Posted<'_> {
+    fn push(&mut self, qp: usize, op: Op, token: Token) {
+        assert!(self.room(qp) > 0, "r4: the send queue overflows");
+        assert!(!self.queues[qp].listens, "b5: the passive side is the first to send on queue pair {qp}");
+        self.queues[qp].outstanding.push(token);
+        self.posted.push((qp, op, token));
+    }
+}
+
 impl Sink for Posted<'_> {
     fn room(&self, qp: usize) -> usize {
         self.depth - self.queues[qp].outstanding.len()
     }
 
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
-        assert!(self.room(qp) > 0, "r4: the send queue overflows");
-        assert!(piece.len <= self.max_write);
-        assert!(!self.queues[qp].listens, "b5: the passive side is the first to send on queue pair {qp}");
-        self.queues[qp].outstanding.push(token);
-        self.posted.push((qp, Op::Write { piece: *piece, imm }, token));
+        assert!(piece.len <= self.max_write, "k8: a WRITE of {} bytes", piece.len);
+        self.push(qp, Op::Write { piece: *piece, imm }, token);
     }
 
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
-        assert!(self.room(qp) > 0, "r4: the send queue overflows");
-        assert!(bytes.len() <= self.max_control);
-        assert!(!self.queues[qp].listens, "b5: the passive side is the first to send on queue pair {qp}");
-        self.queues[qp].outstanding.push(token);
-        self.posted.push((qp, Op::Send(bytes.to_vec()), token));
+        assert!(bytes.len() <= self.max_control, "k8: a SEND of {} bytes", bytes.len());
+        self.push(qp, Op::Send(bytes.to_vec()), token);
     }
 }

@@ -182,6 +182,28 @@ fn k5_close_drains_both_ways_or_ends_at_its_deadline() {
     assert_eq!(p.events(0), [Event::Lost(Cause::CloseTimeout)]);
 }
 
+/// Found by the simulation: the peer, which has nothing to wait for, may be gone before it hears of the revocation.
+#[test]
+fn k5_a_close_that_a_revocation_crosses_ends_as_a_close() {
+    let mut p = Pair::new(config());
+    let g = p.grant();
+    for ep in 0..2 {
+        let deadline = p.now + Duration::from_secs(1);
+        p.conns[ep].close(deadline, p.now);
+    }
+    let (a, b) = (p.transmit(0), p.transmit(1));
+    a.iter().for_each(|wr| p.pass(0, wr));
+    b.iter().for_each(|wr| p.receive(0, wr).expect("sound"));
+    assert_eq!(p.events(0).last(), Some(&Event::Closed));
+    p.conns[1].revoke_grant(g.id, p.now);
+    for wr in b.iter().chain(&p.transmit(1)) {
+        p.conns[1].handle_sent(wr.token(), false, p.now);
+    }
+    let events = p.events(1);
+    assert!(events.contains(&Event::Closed), "{events:?}");
+    assert!(!events.iter().any(|e| matches!(e, Event::Lost(_))), "{events:?}");
+}
+
 #[test]
 fn k4_a_lost_connection_aborts_at_once_and_frees_when_fenced() {
     let mut p = Pair::new(Config { max_write: 4096, ..config() });

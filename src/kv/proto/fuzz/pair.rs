@@ -1,0 +1,363 @@
+//! What the fuzz target `pair` runs: two sound connections and a wire, by a list of operations.
+//!
+//! The input says who posts, what is executed or completed next (in any order, where there is none), who writes, cancels,
+//! revokes or closes, when time passes and when a connection dies. Unlike the simulation it follows no plan, and the
+//! fuzzer looks for inputs that reach new code. Checked: a sound peer never breaks the protocol; a receive is posted for
+//! each message (K7); outcomes are told once and are true (K1, K2); no WRITE is executed after its grant was freed (K4);
+//! after the last connection everything has ended, and a reconnect resolves every doubt.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::super::*;
+use super::{Input, plan};
+
+/// A posted work request.
+#[derive(Debug)]
+struct Wr {
+    qp: usize,
+    token: Token,
+    /// Payload is written.
+    data: bool,
+    /// What a receive gets of it.
+    message: Option<Message>,
+    executed: bool,
+}
+
+#[derive(Debug)]
+enum Message {
+    Imm(u32),
+    Bytes(Vec<u8>),
+}
+
+/// What one side has posted, the oldest first.
+#[derive(Debug, Default)]
+struct Wire {
+    posted: VecDeque<Wr>,
+    /// Receives that the peer has posted, by queue pair.
+    receives: Vec<u32>,
+}
+
+impl Sink for Wire {
+    fn room(&self, qp: usize) -> usize {
+        8usize.saturating_sub(self.posted.iter().filter(|wr| wr.qp == qp).count())
+    }
+
+    fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
+        let message = imm.map(Message::Imm);
+        self.posted.push_back(Wr { qp, token, data: piece.len > 0, message, executed: false });
+    }
+
+    fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
+        let message = Some(Message::Bytes(bytes.to_vec()));
+        self.posted.push_back(Wr { qp, token, data: false, message, executed: false });
+    }
+}
+
+#[derive(Debug, Default)]
+struct Transfer {
+    grant: u64,
+    delivered: bool,
+    done: Option<Outcome>,
+    resolution: Option<Resolution>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Grant {
+    Open,
+    Aborted,
+    Over,
+}
+
+/// One side: what it sends, and what it has granted.
+#[derive(Default)]
+struct Side {
+    conn: Option<Connection>,
+    wire: Wire,
+    transfers: BTreeMap<u64, Transfer>,
+    grants: BTreeMap<u64, Grant>,
+}
+
+struct Pair {
+    cfg: Config,
+    now: Instant,
+    sides: [Side; 2],
+}
+
+/// Runs the operations of `data`.
+pub(crate) fn pair(data: &[u8]) {
+    let mut input = Input(data);
+    let Some(flags) = input.byte() else { return };
+    let ordered = flags & 1 != 0;
+    let credits = Credits { data: 1 + u32::from(flags >> 4 & 3), control: 4 };
+    let cfg = Config {
+        qps: usize::from(flags >> 6) + 1,
+        notify: if ordered && flags & 2 != 0 { Notify::Send } else { Notify::Imm },
+        opening: Opening::Free,
+        ordered,
+        local_epoch: 1,
+        peer_epoch: 2,
+        tx_credits: credits,
+        rx_credits: credits,
+        max_control: 256,
+        max_write: 100,
+        max_transfers: 2,
+        heartbeat: Duration::from_millis(100),
+        peer_timeout: Duration::from_millis(500),
+        abort_grace: Duration::from_millis(200),
+    };
+    let mut p = Pair { cfg, now: Instant::now(), sides: Default::default() };
+    p.connect([Ledger::new(1, 2), Ledger::new(2, 1)]);
+    while let Some(op) = input.byte() {
+        let Some(arg) = input.byte() else { break };
+        let (ep, arg) = (usize::from(op >> 7), usize::from(arg));
+        match op & 0x7f {
+            0..24 => p.transmit(ep),
+            24..48 => p.execute(ep, arg),
+            48..72 => p.complete(ep, arg),
+            72..76 => p.settle(),
+            other => p.act(other % 10, ep, arg),
+        }
+        p.events();
+    }
+    p.finish();
+}
+
+impl Pair {
+    fn connect(&mut self, ledgers: [Ledger; 2]) {
+        for (ep, ledger) in ledgers.into_iter().enumerate() {
+            let (local_epoch, peer_epoch) = (ep as u64 + 1, 2 - ep as u64);
+            let cfg = Config { local_epoch, peer_epoch, ..self.cfg.clone() };
+            let receives = cfg.rx_credits.data + cfg.rx_credits.control;
+            let side = &mut self.sides[ep];
+            side.wire = Wire { posted: VecDeque::new(), receives: vec![receives; cfg.qps] };
+            side.conn = Some(Connection::new(cfg, ledger, self.now).expect("a valid configuration"));
+        }
+        self.events();
+    }
+
+    fn conn(&mut self, ep: usize) -> &mut Connection {
+        self.sides[ep].conn.as_mut().expect("between two connections nothing is done")
+    }
+
+    fn transmit(&mut self, ep: usize) {
+        let Side { conn, wire, .. } = &mut self.sides[ep];
+        if let Some(conn) = conn {
+            let _ = conn.poll_transmit(self.now, wire);
+        }
+    }
+
+    /// The position of something that may be next: with order, of the first of a queue pair only.
+    fn choose(&self, ep: usize, arg: usize, may: impl Fn(&Wr) -> bool) -> Option<usize> {
+        let posted = &self.sides[ep].wire.posted;
+        let first = |i: usize| !posted.iter().take(i).any(|wr| wr.qp == posted[i].qp && may(wr));
+        let free: Vec<usize> =
+            (0..posted.len()).filter(|&i| may(&posted[i]) && (!self.cfg.ordered || first(i))).collect();
+        (!free.is_empty()).then(|| free[arg % free.len()])
+    }
+
+    fn execute(&mut self, ep: usize, arg: usize) {
+        let Some(at) = self.choose(ep, arg, |wr| !wr.executed) else { return };
+        let wire = &mut self.sides[ep].wire;
+        let wr = &mut wire.posted[at];
+        wr.executed = true;
+        let (qp, message, data, token) = (wr.qp, wr.message.take(), wr.data, wr.token);
+        if message.is_some() {
+            let open = self.sides[1 - ep].conn.as_ref().is_some_and(|c| c.poll_timeout().is_some());
+            let receives = &mut self.sides[ep].wire.receives[qp];
+            if *receives == 0 {
+                assert!(!open, "k7: no receive is posted on queue pair {qp}");
+                return;
+            }
+            *receives -= 1;
+        }
+        if let (true, Some(TransferId(id))) = (data, token.transfer()) {
+            let grant = self.sides[ep].transfers[&id].grant;
+            let state = self.sides[1 - ep].grants[&grant];
+            assert_ne!(state, Grant::Over, "k4: a late WRITE under grant {grant}");
+        }
+        let now = self.now;
+        let conn = self.conn(1 - ep);
+        let received = match &message {
+            None => return,
+            Some(Message::Imm(imm)) => Received::Imm(*imm),
+            Some(Message::Bytes(bytes)) => Received::Bytes(bytes),
+        };
+        conn.handle_recv(qp, received, now).expect("a sound peer");
+        self.sides[ep].wire.receives[qp] += 1;
+    }
+
+    fn complete(&mut self, ep: usize, arg: usize) {
+        // With order, what is before it has been executed, and completes first.
+        let Some(at) = self.choose(ep, arg, |_| true) else { return };
+        if self.sides[ep].wire.posted[at].executed {
+            let wr = self.sides[ep].wire.posted.remove(at).expect("just seen");
+            let now = self.now;
+            self.conn(ep).handle_sent(wr.token, true, now);
+        }
+    }
+
+    fn act(&mut self, what: u8, ep: usize, arg: usize) {
+        let now = self.now;
+        match what {
+            0..3 => {
+                let id = self.conn(ep).issue_grant(16 * 2 * 64);
+                self.sides[ep].grants.insert(id, Grant::Open);
+            }
+            3..5 => {
+                let Some(id) =
+                    (arg < 16).then_some(arg as u64).or(self.sides[1 - ep].grants.keys().last().copied())
+                else {
+                    return;
+                };
+                if !self.sides[1 - ep].grants.contains_key(&id) {
+                    return;
+                }
+                let (owner_epoch, bound_epoch) = (2 - ep as u64, ep as u64 + 1);
+                let grant = GrantRef { id, owner_epoch, bound_epoch, max_bytes: 16 * 2 * 64 };
+                let deadline = now + Duration::from_millis(arg as u64 * 8);
+                let request = WriteRequest { grant, plan: plan(arg as u32 % 17), tag: 0, deadline };
+                if let Ok(TransferId(t)) = self.conn(ep).write(request, now) {
+                    let fresh =
+                        self.sides[ep].transfers.insert(t, Transfer { grant: id, ..Transfer::default() });
+                    assert!(fresh.is_none(), "k2: a transfer number used twice");
+                }
+            }
+            5 => {
+                let last = self.sides[ep].transfers.keys().next_back().copied().unwrap_or(0);
+                self.conn(ep).abort(TransferId(last.saturating_sub(arg as u64 % 4)), now);
+            }
+            6 => {
+                let last = self.sides[ep].grants.keys().next_back().copied().unwrap_or(0);
+                self.conn(ep).revoke_grant(last.saturating_sub(arg as u64 % 4), now);
+            }
+            7 => {
+                self.now += Duration::from_millis(arg as u64);
+                let now = self.now;
+                (0..2).for_each(|ep| self.conn(ep).handle_timeout(now));
+            }
+            8 => {
+                let _ = self.conn(ep).send_message(vec![arg as u8; arg * 4]);
+            }
+            _ if arg < 32 => self.conn(ep).close(now + Duration::from_secs(5), now),
+            _ if arg < 128 => self.reconnect(),
+            _ => {}
+        }
+    }
+
+    /// Posts, executes and completes until nothing more happens.
+    fn settle(&mut self) {
+        for _ in 0..10_000 {
+            (0..2).for_each(|ep| self.transmit(ep));
+            if self.sides.iter().all(|s| s.wire.posted.is_empty()) {
+                return;
+            }
+            for ep in 0..2 {
+                while self.choose(ep, 0, |wr| !wr.executed).is_some() {
+                    self.execute(ep, 0);
+                    self.events();
+                }
+                while !self.sides[ep].wire.posted.is_empty() {
+                    self.complete(ep, 0);
+                    self.events();
+                }
+            }
+        }
+        panic!("r8: it never comes to rest");
+    }
+
+    /// The connection dies on both sides, one after the other; another takes its place.
+    fn reconnect(&mut self) {
+        let now = self.now;
+        let ledgers = [0, 1].map(|ep| {
+            self.conn(ep).connection_lost(Cause::Transport, now);
+            for wr in std::mem::take(&mut self.sides[ep].wire.posted) {
+                self.conn(ep).handle_sent(wr.token, false, now);
+            }
+            self.conn(ep).fenced();
+            self.events();
+            self.sides[ep].conn.take().expect("there is one").into_ledger()
+        });
+        self.connect(ledgers);
+    }
+
+    fn events(&mut self) {
+        for ep in 0..2 {
+            let Some(mut conn) = self.sides[ep].conn.take() else { continue };
+            while let Some(event) = conn.poll_event() {
+                let [a, b] = &mut self.sides;
+                let (me, peer) = if ep == 0 { (a, b) } else { (b, a) };
+                on_event(me, peer, &mut conn, event);
+            }
+            self.sides[ep].conn = Some(conn);
+        }
+    }
+
+    /// A last reconnect, on which everything comes to its end.
+    fn finish(mut self) {
+        self.reconnect();
+        self.settle();
+        self.events();
+        for side in &self.sides {
+            for (id, t) in &side.transfers {
+                let resolved = !matches!(t.done, Some(Outcome::InDoubt(_))) || t.resolution.is_some();
+                assert!(t.done.is_some() && resolved, "k2: {id} has no end: {t:?}");
+            }
+            for (id, g) in &side.grants {
+                assert_ne!(*g, Grant::Aborted, "k4: grant {id} is never freed");
+            }
+        }
+    }
+}
+
+fn on_event(me: &mut Side, peer: &mut Side, conn: &mut Connection, event: Event) {
+    match event {
+        Event::Done { id, outcome, .. } => {
+            let t = me.transfers.get_mut(&id.0).expect("r2: done what was not accepted");
+            assert!(t.done.replace(outcome).is_none(), "r2: done twice");
+            match outcome {
+                Outcome::Landed => assert!(t.delivered, "k1: landed, and was not delivered"),
+                Outcome::NotDelivered(_) => assert!(!t.delivered, "k2: not delivered, yet it was"),
+                Outcome::InDoubt(_) => {}
+            }
+        }
+        Event::Resolved { id, resolution } => {
+            let t = me.transfers.get_mut(&id.0).expect("k2: resolved what was not accepted");
+            assert!(t.resolution.replace(resolution).is_none(), "k2: resolved twice");
+            assert_eq!(resolution == Resolution::Landed, t.delivered, "k2: resolved wrongly");
+        }
+        Event::Arrived { transfer, grant, .. } => {
+            let t = peer.transfers.get_mut(&transfer.0).expect("k2: nobody sent that");
+            assert!(!std::mem::replace(&mut t.delivered, true), "k2: delivered twice");
+            assert!(!matches!(t.done, Some(Outcome::NotDelivered(_))), "k2: delivered after its end");
+            assert_eq!(
+                me.grants.insert(grant, Grant::Over),
+                Some(Grant::Open),
+                "k4: under a grant that is over"
+            );
+        }
+        Event::Aborted { grant, .. } => {
+            assert_eq!(me.grants.insert(grant, Grant::Aborted), Some(Grant::Open), "k4: aborted twice");
+        }
+        Event::Freed { grant } => {
+            assert_eq!(me.grants.insert(grant, Grant::Over), Some(Grant::Aborted), "k4: freed twice");
+        }
+        Event::Message(bytes) => conn.message_taken(bytes.len()),
+        Event::Sent { .. } | Event::Released { .. } | Event::PeerClosed | Event::Lost(_) | Event::Closed => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::sim::Rng;
+
+    #[test]
+    fn k2_random_operation_lists_end_well() {
+        for seed in 0..400 {
+            let mut rng = Rng::new(seed);
+            let len = rng.below(600);
+            let data: Vec<u8> = (0..len).map(|_| rng.next() as u8).collect();
+            super::pair(&data);
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Empty: a package needs a target that is no test.
