@@ -7,9 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use landfall::error::{OpError, WcStatus};
-use landfall::kv::{
-    Cause, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout, WriteError, WriteRequest,
-};
+use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout, WriteError, WriteRequest};
 
 use crate::cm_harness::{CmPair, address};
 use crate::harness::*;

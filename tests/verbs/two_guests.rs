@@ -21,7 +21,7 @@ fn config(bootstrap: Bootstrap) -> KvConfig {
         .bootstrap(bootstrap)
         .heartbeat(Duration::from_secs(1))
         .peer_timeout(Duration::from_secs(5))
-        .connect_timeout(Duration::from_secs(5))
+        .connect_timeout(DEADLINE / 2)
         .deadline(DEADLINE)
         .require_rdma(true)
 }
@@ -77,11 +77,12 @@ async fn survives(bootstrap: Bootstrap) {
     let to = std::net::SocketAddr::new(address(1), PORT);
     let channel = endpoint.connect(to).await.unwrap_or_else(|e| panic!("{}", chain(&e)));
     let start = |grant: Grant| channel.write(WriteRequest::new(&grant, channel.pool().try_alloc(1).unwrap()));
-    let mut writes: Vec<Write> = Vec::new();
-    for _ in 1..BLOCKS {
-        writes.push(start(ask(&channel).await));
+    let mut grants = Vec::new();
+    for _ in 0..BLOCKS {
+        grants.push(ask(&channel).await);
     }
-    let last = ask(&channel).await;
+    let last = grants.pop().unwrap();
+    let mut writes: Vec<Write> = grants.into_iter().map(start).collect();
     appears("killed.1").await;
     // Of the writes before the kill some may have landed; this one cannot.
     writes.push(start(last));
@@ -106,13 +107,13 @@ async fn survives(bootstrap: Bootstrap) {
     assert!(matches!(closed.cause(), Cause::PeerLost | Cause::Transport), "{closed}");
     assert_eq!(channel.pool().free_blocks(), BLOCKS);
     assert!(channel.grant(channel.pool().try_alloc(1).unwrap()).is_err());
-    let again = endpoint.connect(to).await.unwrap_err();
-    eprintln!("{}", chain(&again));
-    assert!(
-        matches!(again, ConnectError::Timeout { .. } | ConnectError::Unreachable { .. }),
-        "{}",
-        chain(&again)
-    );
+    // Nor does a dial hang.
+    let soon = config(bootstrap).connect_timeout(Duration::from_secs(3));
+    let other = KvEndpoint::new(channel.pool().clone(), soon).unwrap();
+    let again = other.connect(to).await.unwrap_err();
+    let text = chain(&again);
+    eprintln!("{text}");
+    assert!(matches!(again, ConnectError::Timeout { .. } | ConnectError::Unreachable { .. }), "{text}");
 }
 
 #[test]
