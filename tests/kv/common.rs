@@ -1,31 +1,90 @@
-//! Two connected endpoints, blocks with known content, and one harness over every profile.
+//! Two connected endpoints, blocks with known content, and one harness over every profile and over RDMA devices.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::{Capabilities, Device, Profile, SoftConfig};
 use landfall::kv::{Blocks, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout};
 
 /// Longer than anything takes on a busy machine. A test that reaches it hangs, and says where.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Makes a test for each profile out of `async fn name(profile: Profile)`.
+/// What a test runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// The soft provider, both ends on one device.
+    Soft(Profile),
+    /// The RDMA devices that `RDMA_DEV0` and `RDMA_DEV1` name, whose addresses are `RDMA_IP0` and `RDMA_IP1`. Connected out of
+    /// band where they can be, by RDMA_CM otherwise.
+    Devices,
+}
+
+impl From<Profile> for On {
+    fn from(profile: Profile) -> Self {
+        Self::Soft(profile)
+    }
+}
+
+impl On {
+    pub fn caps(self) -> Capabilities {
+        device(self).capabilities().clone()
+    }
+
+    /// A number of rounds, of which a quarter is enough on devices: they may be emulated, and so may the processor.
+    pub fn rounds(self, n: u64) -> u64 {
+        match self {
+            Self::Soft(_) => n,
+            Self::Devices => n.div_ceil(4),
+        }
+    }
+
+    /// Queue pairs for a channel: as many as the completion queue has room for, `want` at most.
+    pub fn qps(self, want: u32) -> usize {
+        (self.caps().max_cqe / 24).clamp(1, want) as usize
+    }
+
+    /// Where the far end listens.
+    pub fn any_port(self) -> SocketAddr {
+        self.any_port_of(1)
+    }
+
+    /// Where the end of this number listens.
+    pub fn any_port_of(self, end: usize) -> SocketAddr {
+        let address = match self {
+            Self::Soft(_) => "127.0.0.1".to_owned(),
+            Self::Devices => variable(["RDMA_IP0", "RDMA_IP1"][end]),
+        };
+        SocketAddr::new(address.parse().unwrap(), 0)
+    }
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name)
+        .unwrap_or_else(|_| panic!("{name} is not set: tests on RDMA devices do not run without them"))
+}
+
+/// Makes a test for each profile out of `async fn name(on: On)`, and one on RDMA devices, which is ignored by default.
 macro_rules! on_every_profile {
     ($($name:ident),+ $(,)?) => {$(
         mod $name {
             use landfall::device::Profile;
+            use crate::common::{On, run};
             #[test]
-            fn default() { crate::common::run(super::$name(Profile::Default)) }
+            fn default() { run(super::$name(On::Soft(Profile::Default))) }
             #[test]
-            fn erdma_compat() { crate::common::run(super::$name(Profile::ErdmaCompat)) }
+            fn erdma_compat() { run(super::$name(On::Soft(Profile::ErdmaCompat))) }
             #[test]
-            fn erdma_standard() { crate::common::run(super::$name(Profile::ErdmaStandard)) }
+            fn erdma_standard() { run(super::$name(On::Soft(Profile::ErdmaStandard))) }
             #[test]
-            fn siw() { crate::common::run(super::$name(Profile::Siw)) }
+            fn siw() { run(super::$name(On::Soft(Profile::Siw))) }
             #[test]
-            fn srd() { crate::common::run(super::$name(Profile::Srd)) }
+            fn srd() { run(super::$name(On::Soft(Profile::Srd))) }
             #[test]
-            fn tiny() { crate::common::run(super::$name(Profile::Tiny)) }
+            fn tiny() { run(super::$name(On::Soft(Profile::Tiny))) }
+            #[test]
+            #[ignore = "needs RDMA devices"]
+            fn verbs() { run(super::$name(On::Devices)) }
         }
     )+};
 }
@@ -37,22 +96,41 @@ pub fn run(test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") });
 }
 
-pub fn device(profile: Profile) -> Device {
-    Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap()
+/// The near end's device.
+pub fn device(on: impl Into<On>) -> Device {
+    device_of(on.into(), 0)
+}
+
+fn device_of(on: On, end: usize) -> Device {
+    match on {
+        On::Soft(profile) => Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap(),
+        On::Devices => Device::open(&variable(["RDMA_DEV0", "RDMA_DEV1"][end])).unwrap(),
+    }
 }
 
 pub fn layout(layers: u32, blocks: u32, block_bytes: u64) -> Layout {
     Layout::contiguous(layers, blocks, block_bytes).unwrap()
 }
 
-pub async fn endpoint(profile: Profile, layout: Layout, config: KvConfig) -> KvEndpoint {
-    let pd = device(profile).alloc_pd().unwrap();
+/// At the near end.
+pub async fn endpoint(on: impl Into<On>, layout: Layout, config: KvConfig) -> KvEndpoint {
+    endpoint_of(on.into(), 0, layout, config).await
+}
+
+/// At the far end.
+pub async fn far_endpoint(on: impl Into<On>, layout: Layout, config: KvConfig) -> KvEndpoint {
+    endpoint_of(on.into(), 1, layout, config).await
+}
+
+async fn endpoint_of(on: On, end: usize, layout: Layout, config: KvConfig) -> KvEndpoint {
+    let pd = device_of(on, end).alloc_pd().unwrap();
+    let config = config.require_rdma(on == On::Devices);
     KvEndpoint::new(KvPool::new(&pd, layout).await.unwrap(), config).unwrap()
 }
 
-/// A config whose failures come soon enough for a test, and late enough for a busy machine.
+/// A config whose failures come late enough for a busy machine, and an emulated one.
 pub fn config() -> KvConfig {
-    KvConfig::default()
+    KvConfig::default().abort_grace(PATIENCE / 4).peer_timeout(PATIENCE / 4).connect_timeout(PATIENCE / 4)
 }
 
 pub struct Pair {
@@ -65,14 +143,15 @@ pub struct Pair {
     pub listener: KvListener,
 }
 
-pub async fn pair(profile: Profile, layout: Layout) -> Pair {
-    pair_with(profile, layout, config(), config()).await
+pub async fn pair(on: impl Into<On>, layout: Layout) -> Pair {
+    pair_with(on, layout, config(), config()).await
 }
 
-pub async fn pair_with(profile: Profile, layout: Layout, sends: KvConfig, receives: KvConfig) -> Pair {
-    let sending = endpoint(profile, layout, sends).await;
-    let receiving = endpoint(profile, layout, receives).await;
-    let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+pub async fn pair_with(on: impl Into<On>, layout: Layout, sends: KvConfig, receives: KvConfig) -> Pair {
+    let on = on.into();
+    let sending = endpoint(on, layout, sends).await;
+    let receiving = far_endpoint(on, layout, receives).await;
+    let mut listener = receiving.listen(on.any_port()).await.unwrap();
     let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
     Pair { sender: sender.unwrap(), receiver: receiver.unwrap(), sending, receiving, listener }
 }

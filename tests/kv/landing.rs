@@ -1,9 +1,8 @@
 //! K1 landed, K2 at most once, K3 order-free, K7 backpressure, K8 limits are sliced, R4 and R9 through the channel.
 
-use landfall::device::Profile;
 use landfall::kv::{ArrivalError, KvConfig, WriteError, WriteRequest};
 
-use crate::common::{Pair, fill, layout, on_every_profile, pair, pair_with, wrong};
+use crate::common::{On, Pair, fill, layout, on_every_profile, pair, pair_with, wrong};
 
 on_every_profile!(
     k1_landed_means_that_every_byte_is_there,
@@ -21,8 +20,8 @@ on_every_profile!(
     k1_nothing_is_a_transfer_too,
 );
 
-async fn k1_landed_means_that_every_byte_is_there(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(3, 64, 5000)).await;
+async fn k1_landed_means_that_every_byte_is_there(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(3, 64, 5000)).await;
     // Neither the source's nor the target's blocks lie in the order in which they are named.
     let order: Vec<u32> = (0..32).map(|i| (i * 13) % 64).collect();
     let mut source = sender.pool().claim(&order).unwrap();
@@ -40,17 +39,17 @@ async fn k1_landed_means_that_every_byte_is_there(profile: Profile) {
     assert_eq!(wrong(arrival.blocks(), 1, |p| p), 0);
 }
 
-async fn k1_local_completion_comes_before_landing(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 8, 100_000)).await;
+async fn k1_local_completion_comes_before_landing(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 8, 100_000)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(8).unwrap()).unwrap();
     let (landed, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(8).unwrap())).await;
     let landed = landed.unwrap();
     assert!(landed.local <= landed.landed, "{landed:?}");
 }
 
-async fn k2_one_arrival_for_each_write(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(2, 128, 700)).await;
-    for round in 0..20u64 {
+async fn k2_one_arrival_for_each_write(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(2, 128, 700)).await;
+    for round in 0..on.rounds(20) {
         let mut writes = Vec::new();
         for tag in 0..4 {
             let mut source = sender.pool().try_alloc(16).unwrap();
@@ -77,12 +76,13 @@ async fn k2_one_arrival_for_each_write(profile: Profile) {
 }
 
 /// CASES 8: notifications overtake the payload of other messages.
-async fn k3_many_small_transfers_are_never_torn(profile: Profile) {
-    let config = KvConfig::default().qps(if profile == Profile::Tiny { 1 } else { 4 });
-    let Pair { sender, receiver, .. } = pair_with(profile, layout(1, 64, 4096), config.clone(), config).await;
+async fn k3_many_small_transfers_are_never_torn(on: On) {
+    let config = KvConfig::default().qps(on.qps(4));
+    let Pair { sender, receiver, .. } = pair_with(on, layout(1, 64, 4096), config.clone(), config).await;
+    let transfers = on.rounds(1000);
     let checks = tokio::spawn(async move {
         let mut torn = 0;
-        for n in 0..1000u64 {
+        for n in 0..transfers {
             let grant = receiver.grant(receiver.pool().alloc(8).await.unwrap()).unwrap();
             receiver.send_message(grant.to_bytes()).await.unwrap();
             let arrival = receiver.next_arrival().await.unwrap();
@@ -91,7 +91,7 @@ async fn k3_many_small_transfers_are_never_torn(profile: Profile) {
         }
         (torn, receiver)
     });
-    for n in 0..1000 {
+    for n in 0..transfers {
         let grant = landfall::kv::Grant::from_bytes(&sender.recv_message().await.unwrap()).unwrap();
         let mut source = sender.pool().try_alloc(8).unwrap();
         fill(&mut source, n);
@@ -100,8 +100,8 @@ async fn k3_many_small_transfers_are_never_torn(profile: Profile) {
     assert_eq!(checks.await.unwrap().0, 0);
 }
 
-async fn k7_both_directions_at_once(profile: Profile) {
-    let Pair { sender: a, receiver: b, .. } = pair(profile, layout(2, 32, 20_000)).await;
+async fn k7_both_directions_at_once(on: On) {
+    let Pair { sender: a, receiver: b, .. } = pair(on, layout(2, 32, 20_000)).await;
     let one_way = |from: landfall::kv::KvChannel, to: landfall::kv::KvChannel, seed: u64| async move {
         for n in 0..30 {
             let grant = to.grant(to.pool().alloc(8).await.unwrap()).unwrap();
@@ -120,9 +120,9 @@ async fn k7_both_directions_at_once(profile: Profile) {
 }
 
 /// A receiver that takes no messages keeps at most a window of them, and the sender waits.
-async fn k7_messages_that_nobody_takes_hold_the_sender_back(profile: Profile) {
+async fn k7_messages_that_nobody_takes_hold_the_sender_back(on: On) {
     const EACH: usize = 1 << 20;
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 1, 64)).await;
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 1, 64)).await;
     // More than the windows of both sides hold: 32 MiB are kept by the receiver, 32 MiB queued by the sender.
     let sending = tokio::spawn(async move {
         for n in 0..80u8 {
@@ -145,11 +145,11 @@ async fn k7_messages_that_nobody_takes_hold_the_sender_back(profile: Profile) {
 }
 
 /// CASES 43: messages around the MTU and the message limit.
-async fn k8_sizes_around_every_limit(profile: Profile) {
+async fn k8_sizes_around_every_limit(on: On) {
     for bytes in
         [1, 1023, 1024, 1025, 4097, 65_535, 65_536, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 5_000_001]
     {
-        let Pair { sender, receiver, .. } = pair(profile, layout(1, 2, bytes)).await;
+        let Pair { sender, receiver, .. } = pair(on, layout(1, 2, bytes)).await;
         let mut source = sender.pool().try_alloc(2).unwrap();
         fill(&mut source, bytes);
         let grant = receiver.grant(receiver.pool().claim(&[1, 0]).unwrap()).unwrap();
@@ -161,39 +161,44 @@ async fn k8_sizes_around_every_limit(profile: Profile) {
 }
 
 /// CASES 43: a message of the limit is one work request, one byte more are two, and either is one arrival.
-async fn k8_one_byte_above_the_limit_is_two_work_requests_and_one_arrival(profile: Profile) {
-    // `tiny` has a limit of its own, below what is asked for here.
-    let limit: u32 = if profile == Profile::Tiny { 64 << 10 } else { 1 << 20 };
-    let config = KvConfig::default().max_write(1 << 20);
-    for (bytes, wrs) in [(u64::from(limit), 1), (u64::from(limit) + 1, 2)] {
-        let Pair { sender, receiver, .. } =
-            pair_with(profile, layout(1, 1, bytes), config.clone(), config.clone()).await;
-        let mut source = sender.pool().try_alloc(1).unwrap();
-        fill(&mut source, bytes);
-        let grant = receiver.grant(receiver.pool().try_alloc(1).unwrap()).unwrap();
-        let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
-        assert_eq!(landed.unwrap().wrs, wrs);
-        assert_eq!(wrong(receiver.next_arrival().await.unwrap().blocks(), bytes, |p| p), 0);
-        sender.close().await.unwrap();
-        assert!(matches!(receiver.next_arrival().await, Err(ArrivalError::Closed { .. })));
+async fn k8_one_byte_above_the_limit_is_two_work_requests_and_one_arrival(on: On) {
+    // A limit that is asked for, and the device's own, where that is not too much to move (rxe has one of 8 MiB).
+    for max_write in [1 << 20, u32::MAX] {
+        let limit = u64::from(max_write).min(on.caps().max_msg_size);
+        if limit > 8 << 20 {
+            continue;
+        }
+        let config = KvConfig::default().max_write(max_write);
+        for (bytes, wrs) in [(limit, 1), (limit + 1, 2)] {
+            let Pair { sender, receiver, .. } =
+                pair_with(on, layout(1, 1, bytes), config.clone(), config.clone()).await;
+            let mut source = sender.pool().try_alloc(1).unwrap();
+            fill(&mut source, bytes);
+            let grant = receiver.grant(receiver.pool().try_alloc(1).unwrap()).unwrap();
+            let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
+            assert_eq!(landed.unwrap().wrs, wrs, "{bytes} bytes, WRITEs of {limit}");
+            assert_eq!(wrong(receiver.next_arrival().await.unwrap().blocks(), bytes, |p| p), 0);
+            sender.close().await.unwrap();
+            assert!(matches!(receiver.next_arrival().await, Err(ArrivalError::Closed { .. })));
+        }
     }
 }
 
 /// CASES 40: 4,096 contiguous blocks of 4 KiB are at most 8 WRITEs of 2 MiB, where the device allows such.
-async fn k8_blocks_are_coalesced(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 4096, 4096)).await;
+async fn k8_blocks_are_coalesced(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 4096, 4096)).await;
     let source = sender.pool().try_alloc(4096).unwrap();
     let grant = receiver.grant(receiver.pool().try_alloc(4096).unwrap()).unwrap();
     let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
     let landed = landed.unwrap();
     // `tiny` has messages of 64 KiB; its regions of 1 MiB end on multiples of that.
-    let most = if profile == Profile::Tiny { 256 } else { 8 };
+    let most = if on.caps().max_msg_size < 2 << 20 { 256 } else { 8 };
     assert!(landed.wrs <= most, "{} work requests", landed.wrs);
 }
 
 /// CASES 28: one call with 18,880 blocks.
-async fn r4_more_blocks_than_any_queue_holds(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 18_880, 64)).await;
+async fn r4_more_blocks_than_any_queue_holds(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 18_880, 64)).await;
     // No two neighbours stay neighbours, so that each block is a work request.
     let ids: Vec<u32> = (0..18_880).map(|i| (i * 7919) % 18_880).collect();
     let mut source = sender.pool().claim(&ids).unwrap();
@@ -205,8 +210,8 @@ async fn r4_more_blocks_than_any_queue_holds(profile: Profile) {
 }
 
 /// CASES 27: every count from 1 to 64.
-async fn r9_every_count_of_writes_completes(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 256)).await;
+async fn r9_every_count_of_writes_completes(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 256)).await;
     for count in 1..=64 {
         let writes: Vec<_> = (0..count)
             .map(|_| {
@@ -223,8 +228,8 @@ async fn r9_every_count_of_writes_completes(profile: Profile) {
     }
 }
 
-async fn k1_messages_arrive_in_order_and_whole(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 1, 64)).await;
+async fn k1_messages_arrive_in_order_and_whole(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 1, 64)).await;
     let sizes = [0usize, 1, 100, 1023, 1024, 5000, 300_000];
     let sending = tokio::spawn(async move {
         for (n, &size) in sizes.iter().enumerate() {
@@ -243,8 +248,8 @@ async fn k1_messages_arrive_in_order_and_whole(profile: Profile) {
 }
 
 /// CASES 43: 0 bytes are Ok, and one arrival.
-async fn k1_nothing_is_a_transfer_too(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 4, 64)).await;
+async fn k1_nothing_is_a_transfer_too(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 4, 64)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(2).unwrap()).unwrap();
     let (landed, _) =
         sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(0).unwrap()).tag(4)).await;
