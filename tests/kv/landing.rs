@@ -2,7 +2,9 @@
 
 use landfall::kv::{ArrivalError, KvConfig, WriteError, WriteRequest};
 
-use crate::common::{On, Pair, fill, layout, on_every_profile, pair, pair_with, wrong};
+use crate::common::{
+    On, Pair, config, endpoint, far_endpoint, fill, layout, on_every_profile, pair, pair_with, until, wrong,
+};
 
 on_every_profile!(
     k1_landed_means_that_every_byte_is_there,
@@ -11,6 +13,7 @@ on_every_profile!(
     k3_many_small_transfers_are_never_torn,
     k7_both_directions_at_once,
     k7_messages_that_nobody_takes_hold_the_sender_back,
+    k7_a_receiver_that_does_not_run_holds_the_sender_back,
     k8_sizes_around_every_limit,
     k8_one_byte_above_the_limit_is_two_work_requests_and_one_arrival,
     k8_blocks_are_coalesced,
@@ -122,6 +125,11 @@ async fn k7_both_directions_at_once(on: On) {
 /// A receiver that takes no messages keeps at most a window of them, and the sender waits.
 async fn k7_messages_that_nobody_takes_hold_the_sender_back(on: On) {
     const EACH: usize = 1 << 20;
+    if on == On::Devices {
+        // 80 MiB of messages take minutes in an emulator. What is at stake below the windows is in
+        // `k7_a_receiver_that_does_not_run_holds_the_sender_back`.
+        return;
+    }
     let Pair { sender, receiver, .. } = pair(on, layout(1, 1, 64)).await;
     // More than the windows of both sides hold: 32 MiB are kept by the receiver, 32 MiB queued by the sender.
     let sending = tokio::spawn(async move {
@@ -142,6 +150,65 @@ async fn k7_messages_that_nobody_takes_hold_the_sender_back(on: On) {
         assert_eq!((message.len(), message[0], message[EACH - 1]), (EACH, n, n));
     }
     sending.await.unwrap();
+}
+
+/// More notifications than the receiver has receives for, while its process stands still: the sender waits for credit. Without
+/// it, the transport would run out of patience (RNR), or end the connection (iWARP).
+async fn k7_a_receiver_that_does_not_run_holds_the_sender_back(on: On) {
+    const WRITES: u32 = 128;
+    let config = || config().data_credits(4);
+    let apart = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let receiving = apart.spawn(far_endpoint(on, layout(1, WRITES, 3000), config())).await.unwrap();
+    let mut listener =
+        apart.spawn(async move { receiving.listen(on.any_port()).await }).await.unwrap().unwrap();
+    let sending = endpoint(on, layout(1, WRITES, 3000), config()).await;
+    let address = listener.local_addr();
+    let accepting = apart.spawn(async move { (listener.accept().await, listener) });
+    let sender = sending.connect(address).await.unwrap();
+    let (receiver, listener) = accepting.await.unwrap();
+    let receiver = receiver.unwrap();
+    let grants: Vec<_> =
+        (0..WRITES).map(|_| receiver.grant(receiver.pool().try_alloc(1).unwrap()).unwrap()).collect();
+
+    // The only thread that drives the receiver is held.
+    let (hold, held) = (std::sync::mpsc::channel::<()>(), tokio::sync::oneshot::channel());
+    apart.spawn(async move {
+        held.0.send(()).unwrap();
+        let _ = hold.1.recv();
+    });
+    held.1.await.unwrap();
+    let writes: Vec<_> = (0u64..)
+        .zip(&grants)
+        .map(|(tag, grant)| {
+            let mut source = sender.pool().try_alloc(1).unwrap();
+            fill(&mut source, tag);
+            sender.write(WriteRequest::new(grant, source).tag(tag))
+        })
+        .collect();
+    // Where a notification is a SEND of its own, the WRITEs before it need no receive.
+    let notified = || {
+        let path = sender.path();
+        if path.notify == "imm" { path.qps[0].writes } else { path.qps[0].controls }
+    };
+    until("the sender to post what it has credit for", || notified() > 0).await;
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(
+        notified() < WRITES.into(),
+        "{} were sent to a receiver with room for 4, and 32 messages",
+        notified()
+    );
+    drop(hold.0);
+    for write in writes {
+        write.await.0.unwrap();
+    }
+    for _ in 0..WRITES {
+        let arrival = receiver.next_arrival().await.unwrap();
+        assert_eq!(wrong(arrival.blocks(), arrival.tag(), |p| p), 0);
+    }
+    drop((sender, receiver, listener, sending));
+    apart.shutdown_background();
 }
 
 /// CASES 43: messages around the MTU and the message limit.

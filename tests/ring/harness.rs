@@ -41,7 +41,16 @@ impl On {
     /// Whether a WRITE completes when the peer's device has acknowledged it. iWARP's completes when TCP has taken it: what it
     /// does at the peer, a failure included, shows later, or to the peer only.
     pub(crate) fn acknowledges(self) -> bool {
-        device(self).transport() != "verbs-iwarp"
+        !self.is_iwarp()
+    }
+
+    /// Whether a message waits for a receive that comes later. iWARP has no "receiver not ready": it ends the connection.
+    pub(crate) fn waits_for_receives(self) -> bool {
+        !self.is_iwarp()
+    }
+
+    fn is_iwarp(self) -> bool {
+        device(self).transport() == "verbs-iwarp"
     }
 
     /// A number of rounds, of which a quarter is enough on devices: they may be emulated, and so may the processor.

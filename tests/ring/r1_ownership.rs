@@ -130,15 +130,18 @@ async fn r2_r3_a_full_batch_behind_one_doorbell_gives_every_completion_once(on: 
 async fn r3_a_completion_at_any_moment_wakes_its_future(on: On) {
     for spin in [0, 20] {
         let Pair { a, b } = Pair::spinning(on, 4, std::time::Duration::from_micros(spin)).await;
+        let (mut recv, mut spare) = (b.qp.recv(b.local(8).await), b.local(8).await);
         let echo = tokio::spawn(async move {
-            let mut buf = b.local(8).await;
             for _ in 0..on.rounds(300) {
-                let (received, got) = b.qp.recv(buf).await;
+                let (received, got) = recv.await;
                 received.unwrap();
-                let (sent, got) = b.qp.send(got).await;
+                // Before the answer, and the first one before there is a question: not every device waits for a receive.
+                recv = b.qp.recv(spare);
+                let (sent, back) = b.qp.send(got).await;
                 sent.unwrap();
-                buf = got;
+                spare = back;
             }
+            drop(recv);
             b
         });
         let (mut out, mut inn) = (a.local(8).await, a.local(8).await);
