@@ -97,7 +97,7 @@ async fn b1_a_bad_peer_costs_nothing_to_others(on: On) {
         return;
     }
     let receiving = far_endpoint(on, layout(1, 4, 500), config()).await;
-    let mut listener = receiving.listen(on.any_port()).await.unwrap();
+    let mut listener = receiving.listen(on.any_port_of(1)).await.unwrap();
     let address = listener.local_addr();
     let mut silent = Vec::new();
     for n in 0..40u8 {

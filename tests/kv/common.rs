@@ -1,68 +1,15 @@
 //! Two connected endpoints, blocks with known content, and one harness over every profile and over RDMA devices.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use landfall::device::{Capabilities, Device, Profile, SoftConfig};
+use landfall::device::Device;
 use landfall::kv::{Blocks, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout};
+
+pub(crate) use crate::on::On;
 
 /// Longer than anything takes on a busy machine. A test that reaches it hangs, and says where.
 pub const PATIENCE: Duration = Duration::from_secs(120);
-
-/// What a test runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum On {
-    /// The soft provider, both ends on one device.
-    Soft(Profile),
-    /// The RDMA devices that `RDMA_DEV0` and `RDMA_DEV1` name, whose addresses are `RDMA_IP0` and `RDMA_IP1`. Connected out of
-    /// band where they can be, by RDMA_CM otherwise.
-    Devices,
-}
-
-impl From<Profile> for On {
-    fn from(profile: Profile) -> Self {
-        Self::Soft(profile)
-    }
-}
-
-impl On {
-    pub fn caps(self) -> Capabilities {
-        device(self).capabilities().clone()
-    }
-
-    /// A number of rounds, of which a quarter is enough on devices: they may be emulated, and so may the processor.
-    pub fn rounds(self, n: u64) -> u64 {
-        match self {
-            Self::Soft(_) => n,
-            Self::Devices => n.div_ceil(4),
-        }
-    }
-
-    /// Queue pairs for a channel: as many as the completion queue has room for, `want` at most.
-    pub fn qps(self, want: u32) -> usize {
-        (self.caps().max_cqe / 24).clamp(1, want) as usize
-    }
-
-    /// Where the far end listens.
-    pub fn any_port(self) -> SocketAddr {
-        self.any_port_of(1)
-    }
-
-    /// Where the end of this number listens.
-    pub fn any_port_of(self, end: usize) -> SocketAddr {
-        let address = match self {
-            Self::Soft(_) => "127.0.0.1".to_owned(),
-            Self::Devices => variable(["RDMA_IP0", "RDMA_IP1"][end]),
-        };
-        SocketAddr::new(address.parse().unwrap(), 0)
-    }
-}
-
-fn variable(name: &str) -> String {
-    std::env::var(name)
-        .unwrap_or_else(|_| panic!("{name} is not set: tests on RDMA devices do not run without them"))
-}
 
 /// Makes a test for each profile out of `async fn name(on: On)`, and one on RDMA devices, which is ignored by default.
 macro_rules! on_every_profile {
@@ -98,14 +45,7 @@ pub fn run(test: impl Future<Output = ()>) {
 
 /// The near end's device.
 pub fn device(on: impl Into<On>) -> Device {
-    device_of(on.into(), 0)
-}
-
-fn device_of(on: On, end: usize) -> Device {
-    match on {
-        On::Soft(profile) => Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap(),
-        On::Devices => Device::open(&variable(["RDMA_DEV0", "RDMA_DEV1"][end])).unwrap(),
-    }
+    on.into().devices().0
 }
 
 pub fn layout(layers: u32, blocks: u32, block_bytes: u64) -> Layout {
@@ -114,18 +54,24 @@ pub fn layout(layers: u32, blocks: u32, block_bytes: u64) -> Layout {
 
 /// At the near end.
 pub async fn endpoint(on: impl Into<On>, layout: Layout, config: KvConfig) -> KvEndpoint {
-    endpoint_of(on.into(), 0, layout, config).await
+    let on = on.into();
+    endpoint_of(on, on.devices().0, layout, config).await
 }
 
 /// At the far end.
 pub async fn far_endpoint(on: impl Into<On>, layout: Layout, config: KvConfig) -> KvEndpoint {
-    endpoint_of(on.into(), 1, layout, config).await
+    let on = on.into();
+    endpoint_of(on, on.devices().1, layout, config).await
 }
 
-async fn endpoint_of(on: On, end: usize, layout: Layout, config: KvConfig) -> KvEndpoint {
-    let pd = device_of(on, end).alloc_pd().unwrap();
-    let config = config.require_rdma(on == On::Devices);
-    KvEndpoint::new(KvPool::new(&pd, layout).await.unwrap(), config).unwrap()
+async fn endpoint_of(on: On, device: Device, layout: Layout, config: KvConfig) -> KvEndpoint {
+    let pool = KvPool::new(&device.alloc_pd().unwrap(), layout).await.unwrap();
+    KvEndpoint::new(pool, config.require_rdma(on == On::Devices)).unwrap()
+}
+
+/// Queue pairs for a channel: as many as the completion queue has room for, `want` at most.
+pub fn qps(on: On, want: u32) -> usize {
+    (on.caps().max_cqe / 24).clamp(1, want) as usize
 }
 
 /// A config whose failures come late enough for a busy machine, and an emulated one.
@@ -151,17 +97,19 @@ pub async fn pair_with(on: impl Into<On>, layout: Layout, sends: KvConfig, recei
     let on = on.into();
     let sending = endpoint(on, layout, sends).await;
     let receiving = far_endpoint(on, layout, receives).await;
-    let mut listener = receiving.listen(on.any_port()).await.unwrap();
+    let mut listener = receiving.listen(on.any_port_of(1)).await.unwrap();
     let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
     Pair { sender: sender.unwrap(), receiver: receiver.unwrap(), sending, receiving, listener }
 }
 
-/// A byte that belongs at `at` of the block at `position` in `layer`, under `seed`.
-fn byte(seed: u64, layer: u32, position: u32, at: u64) -> u8 {
-    let mut x = seed ^ (u64::from(layer) << 48) ^ (u64::from(position) << 20) ^ (at >> 3);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((x ^ (x >> 31)) >> ((at & 7) * 8)) as u8
+/// What belongs in the block at `position` in `layer`, under `seed`.
+fn content(seed: u64, layer: u32, position: u32, bytes: &mut [u8]) {
+    for (at, eight) in (0u64..).zip(bytes.chunks_mut(8)) {
+        let mut x = seed ^ (u64::from(layer) << 48) ^ (u64::from(position) << 20) ^ at;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        eight.copy_from_slice(&(x ^ (x >> 31)).to_le_bytes()[..eight.len()]);
+    }
 }
 
 pub fn fill(blocks: &mut Blocks, seed: u64) {
@@ -169,9 +117,7 @@ pub fn fill(blocks: &mut Blocks, seed: u64) {
     let mut bytes = vec![0; layout.block_bytes() as usize];
     for layer in 0..layout.layers() {
         for position in 0..blocks.len() {
-            for (at, b) in bytes.iter_mut().enumerate() {
-                *b = byte(seed, layer, position, at as u64);
-            }
+            content(seed, layer, position, &mut bytes);
             blocks.copy_in(layer, position, 0, &bytes).unwrap();
         }
     }
@@ -181,11 +127,12 @@ pub fn fill(blocks: &mut Blocks, seed: u64) {
 pub fn wrong(blocks: &Blocks, seed: u64, from: impl Fn(u32) -> u32) -> usize {
     let layout = *blocks.pool().layout();
     let (mut got, mut wrong) = (vec![0; layout.block_bytes() as usize], 0);
+    let mut expected = got.clone();
     for layer in 0..layout.layers() {
         for position in 0..blocks.len() {
             blocks.copy_out(layer, position, 0, &mut got).unwrap();
-            let source = from(position);
-            if (0..got.len()).any(|at| got[at] != byte(seed, layer, source, at as u64)) {
+            content(seed, layer, from(position), &mut expected);
+            if got != expected {
                 wrong += 1;
             }
         }

@@ -34,7 +34,7 @@ on_every_profile!(
 
 async fn k4_a_dropped_write_aborts_and_the_channel_lives_on(on: On) {
     let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 200_000)).await;
-    for round in 0..10 {
+    for round in 0..on.rounds(10) {
         let mut source = sender.pool().alloc(32).await.unwrap();
         fill(&mut source, round);
         let grant = receiver.grant(receiver.pool().alloc(32).await.unwrap()).unwrap();

@@ -3,7 +3,8 @@
 use landfall::kv::{ArrivalError, KvConfig, WriteError, WriteRequest};
 
 use crate::common::{
-    On, Pair, config, endpoint, far_endpoint, fill, layout, on_every_profile, pair, pair_with, until, wrong,
+    On, Pair, config, endpoint, far_endpoint, fill, layout, on_every_profile, pair, pair_with, qps, until,
+    wrong,
 };
 
 on_every_profile!(
@@ -80,7 +81,7 @@ async fn k2_one_arrival_for_each_write(on: On) {
 
 /// CASES 8: notifications overtake the payload of other messages.
 async fn k3_many_small_transfers_are_never_torn(on: On) {
-    let config = KvConfig::default().qps(on.qps(4));
+    let config = KvConfig::default().qps(qps(on, 4));
     let Pair { sender, receiver, .. } = pair_with(on, layout(1, 64, 4096), config.clone(), config).await;
     let transfers = on.rounds(1000);
     let checks = tokio::spawn(async move {
@@ -160,7 +161,7 @@ async fn k7_a_receiver_that_does_not_run_holds_the_sender_back(on: On) {
     let apart = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let receiving = apart.spawn(far_endpoint(on, layout(1, WRITES, 3000), config())).await.unwrap();
     let mut listener =
-        apart.spawn(async move { receiving.listen(on.any_port()).await }).await.unwrap().unwrap();
+        apart.spawn(async move { receiving.listen(on.any_port_of(1)).await }).await.unwrap().unwrap();
     let sending = endpoint(on, layout(1, WRITES, 3000), config()).await;
     let address = listener.local_addr();
     let accepting = apart.spawn(async move { (listener.accept().await, listener) });

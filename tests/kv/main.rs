@@ -11,3 +11,5 @@ mod failure;
 mod identity;
 mod landing;
 mod manager;
+#[path = "../on/mod.rs"]
+mod on;

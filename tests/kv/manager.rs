@@ -8,7 +8,9 @@ use landfall::device::Profile;
 use landfall::error::DeviceError;
 use landfall::kv::{Bootstrap, Cause, KvConfig, WriteError, WriteRequest};
 
-use crate::common::{On, PATIENCE, Pair, endpoint, fill, layout, on_every_profile, pair, pair_with, wrong};
+use crate::common::{
+    On, PATIENCE, Pair, endpoint, fill, layout, on_every_profile, pair, pair_with, qps, wrong,
+};
 
 on_every_profile!(
     k1_writes_land_both_ways_by_the_manager,
@@ -47,7 +49,7 @@ async fn k1_writes_land_both_ways_by_the_manager(on: On) {
 }
 
 async fn b5_several_queue_pairs_each_with_a_request_of_its_own(on: On) {
-    let qps = on.qps(8);
+    let qps = qps(on, 8);
     let Pair { sender, receiver, .. } = managed(on, by_cm().qps(qps)).await;
     let (ours, theirs) = (sender.path().qps, receiver.path().qps);
     assert_eq!((ours.len(), theirs.len()), (qps, qps));

@@ -56,7 +56,7 @@ async fn r2_atomics_give_the_old_number_in_their_buffer(on: On) {
 /// Two queue pairs, each with a peer of its own, add to one number at the same time.
 async fn r2_a_thousand_additions_of_each_of_two_queue_pairs_are_all_counted(on: On) {
     const N: u64 = 1000;
-    let (near, far) = devices(on);
+    let (near, far) = on.devices();
     if !near.capabilities().atomics {
         return;
     }

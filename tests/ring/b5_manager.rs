@@ -19,7 +19,7 @@ on_every_profile!(
 
 /// Two queue pairs and their connections.
 async fn connected(on: On) -> (Side, Side, CmConnection, CmConnection) {
-    let (near, far) = devices(on);
+    let (near, far) = on.devices();
     let (a, b) = (Side::new(&near, 8, Duration::ZERO), Side::new(&far, 8, Duration::ZERO));
     let (client, server) = connect_managed(on, &a, &b).await;
     (a, b, client, server)

@@ -59,7 +59,7 @@ async fn r7_case_23_a_reconnect_ends_what_was_in_flight_with_its_cause(on: On) {
     if !on.by_hand() {
         return;
     }
-    let ((near, far), depth) = (devices(on), depth(on, 32));
+    let ((near, far), depth) = (on.devices(), depth(on, 32));
     let (a, b) = (Side::new(&near, depth, Default::default()), Side::new(&far, depth, Default::default()));
     let (target, source) = (b.exposed(64).await, a.exposed(64).await);
     // The peer never connects: nothing completes.

@@ -1,71 +1,17 @@
 //! Two connected queue pairs, and a runner over the soft profiles and over RDMA devices.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use landfall::connect::cm::{CmConnection, CmListener, CmOptions};
-use landfall::device::{Device, Profile, ProtectionDomain, SoftConfig};
+use landfall::device::{Device, Profile, ProtectionDomain};
 use landfall::memory::{Access, Exposed, Local, Memory, Region, Slice};
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QueuePair, Role};
 
+pub(crate) use crate::on::On;
+
 /// Far above what anything here takes; a hang fails instead of blocking the run.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
-
-/// What a test runs on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum On {
-    /// The soft provider, both ends on one device.
-    Soft(Profile),
-    /// The RDMA devices that `RDMA_DEV0` and `RDMA_DEV1` name, whose addresses are `RDMA_IP0` and `RDMA_IP1`.
-    Devices,
-}
-
-impl From<Profile> for On {
-    fn from(profile: Profile) -> Self {
-        Self::Soft(profile)
-    }
-}
-
-impl On {
-    /// Whether queue pairs can be connected by an exchange of addresses. Tests that connect one side only, or by hand, need
-    /// it: RDMA_CM connects both sides or none.
-    pub(crate) fn by_hand(self) -> bool {
-        let can = device(self).capabilities().oob;
-        if !can {
-            eprintln!("passed over: {} is connected by RDMA_CM only", device(self).name());
-        }
-        can
-    }
-
-    /// Whether a WRITE completes when the peer's device has acknowledged it. iWARP's completes when TCP has taken it: what it
-    /// does at the peer, a failure included, shows later, or to the peer only.
-    pub(crate) fn acknowledges(self) -> bool {
-        !self.is_iwarp()
-    }
-
-    /// Whether a message waits for a receive that comes later. iWARP has no "receiver not ready": it ends the connection.
-    pub(crate) fn waits_for_receives(self) -> bool {
-        !self.is_iwarp()
-    }
-
-    fn is_iwarp(self) -> bool {
-        device(self).transport() == "verbs-iwarp"
-    }
-
-    /// A number of rounds, of which a quarter is enough on devices: they may be emulated, and so may the processor.
-    pub(crate) fn rounds(self, n: u64) -> u64 {
-        match self {
-            Self::Soft(_) => n,
-            Self::Devices => n.div_ceil(4),
-        }
-    }
-}
-
-fn variable(name: &str) -> String {
-    std::env::var(name)
-        .unwrap_or_else(|_| panic!("{name} is not set: tests on RDMA devices do not run without them"))
-}
 
 pub(crate) struct Side {
     pub(crate) pd: ProtectionDomain,
@@ -82,30 +28,7 @@ pub(crate) struct Pair {
 
 /// The near end's.
 pub(crate) fn device(on: impl Into<On>) -> Device {
-    devices(on).0
-}
-
-/// Both ends'.
-pub(crate) fn devices(on: impl Into<On>) -> (Device, Device) {
-    match on.into() {
-        On::Soft(profile) => {
-            let device = Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap();
-            (device.clone(), device)
-        }
-        On::Devices => {
-            let open = |name| Device::open(&variable(name)).unwrap();
-            (open("RDMA_DEV0"), open("RDMA_DEV1"))
-        }
-    }
-}
-
-/// Where the far end's connection manager listens.
-pub(crate) fn any_port(on: On) -> SocketAddr {
-    let address = match on {
-        On::Soft(_) => "127.0.0.1".to_owned(),
-        On::Devices => variable("RDMA_IP1"),
-    };
-    SocketAddr::new(address.parse().unwrap(), 0)
+    on.into().devices().0
 }
 
 /// A queue depth that the device has, or `want` where it is smaller.
@@ -138,7 +61,7 @@ impl Pair {
     /// Connected by hand, or by RDMA_CM where that is the only way.
     pub(crate) async fn spinning(on: impl Into<On>, want: u32, spin: Duration) -> Self {
         let on = on.into();
-        let ((near, far), depth) = (devices(on), depth(on, want));
+        let ((near, far), depth) = (on.devices(), depth(on, want));
         let (mut a, mut b) = (Side::new(&near, depth, spin), Side::new(&far, depth, spin));
         if near.capabilities().oob {
             connect(&a.qp, &b.qp).await;
@@ -169,7 +92,7 @@ pub(crate) fn options() -> CmOptions {
 
 /// By RDMA_CM; `a` asks.
 pub(crate) async fn connect_managed(on: On, a: &Side, b: &Side) -> (CmConnection, CmConnection) {
-    let listener = CmListener::bind(b.pd.device(), any_port(on)).await.unwrap();
+    let listener = CmListener::bind(b.pd.device(), on.any_port_of(1)).await.unwrap();
     let serve = async { listener.accept().await.unwrap().accept(&b.qp, options()).await };
     let (client, server) =
         tokio::join!(CmConnection::connect(&a.qp, listener.local_addr(), options()), serve);

@@ -9,6 +9,8 @@ mod harness;
 mod atomics;
 mod b5_manager;
 mod cases;
+#[path = "../on/mod.rs"]
+mod on;
 mod r1_ownership;
 mod r4_r5_limits;
 mod r6_r10_errors;

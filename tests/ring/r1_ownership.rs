@@ -47,7 +47,7 @@ async fn r1_memory_of_a_dropped_future_lives_until_the_device_is_done(on: On) {
     if !on.by_hand() {
         return;
     }
-    let ((near, far), depth) = (devices(on), depth(on, 16));
+    let ((near, far), depth) = (on.devices(), depth(on, 16));
     let (a, b) = (Side::new(&near, depth, Default::default()), Side::new(&far, depth, Default::default()));
     let target = b.exposed(4096).await;
     // Connected on one side only: the write is the device's, and cannot complete.

@@ -70,7 +70,7 @@ fn r7_a_runtime_that_goes_away_ends_operations_with_runtime_gone(on: On) {
         return;
     }
     for drop_handles_first in [false, true] {
-        let (near, far) = devices(on);
+        let (near, far) = on.devices();
         let side = |device| Side::new(device, depth(on, 16), Default::default());
         // Its end is not to be taken for the peer's.
         let of_peer = tokio::runtime::Runtime::new().unwrap();
@@ -114,7 +114,7 @@ async fn r7_a_queue_pair_can_be_made_again_and_again(on: On) {
     if !on.by_hand() {
         return;
     }
-    let ((near, far), depth) = (devices(on), depth(on, 32));
+    let ((near, far), depth) = (on.devices(), depth(on, 32));
     let (a, b) = (Side::new(&near, depth, Default::default()), Side::new(&far, depth, Default::default()));
     let target = b.exposed(64).await;
     let source = a.exposed(64).await;
