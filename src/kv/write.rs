@@ -70,7 +70,8 @@ pub struct Landed {
     /// From the call to the finished plan: every bound checked, runs of neighbours merged, nothing posted yet.
     pub planned: Duration,
     /// From the call to the last local completion: what other systems call done. On the soft provider it often comes
-    /// together with the confirmation.
+    /// together with the confirmation. It may come after it, too: when the device's own acknowledgement is lost on the
+    /// wire, the peer's confirmation overtakes it.
     pub local: Duration,
     /// From the call to the peer's confirmation.
     pub landed: Duration,

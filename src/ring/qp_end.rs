@@ -60,8 +60,9 @@ impl QpCore {
     }
 
     /// The connection manager's connection has ended: to the error state, so that what is outstanding ends too, with what
-    /// has failed first. Completions that came before are taken before.
-    pub(crate) fn disconnected(&self) {
+    /// has failed first. Completions that came before are taken before. siw leaves requests that it was about to send as
+    /// they are: what does not come back flushed within the patience is ended by destroying the queue pair.
+    pub(crate) fn disconnected(self: &Arc<Self>) {
         if self.tie.is_closing() {
             return;
         }
@@ -70,6 +71,7 @@ impl QpCore {
         self.tie.cause.record(OpError::Disconnected { qp_num: self.tie.qp_num });
         self.set_error();
         self.end_queued();
+        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
         self.send.cq.nudge();
         self.recv.cq.nudge();
     }

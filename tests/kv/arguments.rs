@@ -6,15 +6,14 @@ use landfall::device::Profile;
 use landfall::error::DeviceError;
 use landfall::kv::{KvConfig, KvEndpoint, KvPool, WriteRequest};
 
-use crate::common::{Pair, config, device, endpoint, fill, layout, on_every_profile, pair_with, wrong};
+use crate::common::{On, Pair, config, device, endpoint, fill, layout, on_every_profile, pair_with, wrong};
 
 on_every_profile!(r10_a_duration_without_end_is_no_limit);
 
 /// `Duration::MAX` is how one asks for no limit.
-async fn r10_a_duration_without_end_is_no_limit(profile: Profile) {
+async fn r10_a_duration_without_end_is_no_limit(on: On) {
     let endless = config().deadline(Duration::MAX).connect_timeout(Duration::MAX);
-    let Pair { sender, receiver, .. } =
-        pair_with(profile, layout(2, 8, 3000), endless.clone(), endless).await;
+    let Pair { sender, receiver, .. } = pair_with(on, layout(2, 8, 3000), endless.clone(), endless).await;
     for deadline in [None, Some(Duration::MAX), Some(Duration::from_secs(u64::MAX / 2))] {
         let mut source = sender.pool().try_alloc(8).unwrap();
         fill(&mut source, 8);

@@ -1,31 +1,37 @@
-//! Two connected endpoints, blocks with known content, and one harness over every profile.
+//! Two connected endpoints, blocks with known content, and one harness over every profile and over RDMA devices.
 
 use std::future::Future;
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::Device;
 use landfall::kv::{Blocks, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout};
+
+pub(crate) use crate::on::On;
 
 /// Longer than anything takes on a busy machine. A test that reaches it hangs, and says where.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Makes a test for each profile out of `async fn name(profile: Profile)`.
+/// Makes a test for each profile out of `async fn name(on: On)`, and one on RDMA devices, which is ignored by default.
 macro_rules! on_every_profile {
     ($($name:ident),+ $(,)?) => {$(
         mod $name {
             use landfall::device::Profile;
+            use crate::common::{On, run};
             #[test]
-            fn default() { crate::common::run(super::$name(Profile::Default)) }
+            fn default() { run(super::$name(On::Soft(Profile::Default))) }
             #[test]
-            fn erdma_compat() { crate::common::run(super::$name(Profile::ErdmaCompat)) }
+            fn erdma_compat() { run(super::$name(On::Soft(Profile::ErdmaCompat))) }
             #[test]
-            fn erdma_standard() { crate::common::run(super::$name(Profile::ErdmaStandard)) }
+            fn erdma_standard() { run(super::$name(On::Soft(Profile::ErdmaStandard))) }
             #[test]
-            fn siw() { crate::common::run(super::$name(Profile::Siw)) }
+            fn siw() { run(super::$name(On::Soft(Profile::Siw))) }
             #[test]
-            fn srd() { crate::common::run(super::$name(Profile::Srd)) }
+            fn srd() { run(super::$name(On::Soft(Profile::Srd))) }
             #[test]
-            fn tiny() { crate::common::run(super::$name(Profile::Tiny)) }
+            fn tiny() { run(super::$name(On::Soft(Profile::Tiny))) }
+            #[test]
+            #[ignore = "needs RDMA devices"]
+            fn verbs() { run(super::$name(On::Devices)) }
         }
     )+};
 }
@@ -37,22 +43,40 @@ pub fn run(test: impl Future<Output = ()>) {
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test hangs") });
 }
 
-pub fn device(profile: Profile) -> Device {
-    Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap()
+/// The near end's device.
+pub fn device(on: impl Into<On>) -> Device {
+    on.into().devices().0
 }
 
 pub fn layout(layers: u32, blocks: u32, block_bytes: u64) -> Layout {
     Layout::contiguous(layers, blocks, block_bytes).unwrap()
 }
 
-pub async fn endpoint(profile: Profile, layout: Layout, config: KvConfig) -> KvEndpoint {
-    let pd = device(profile).alloc_pd().unwrap();
-    KvEndpoint::new(KvPool::new(&pd, layout).await.unwrap(), config).unwrap()
+/// At the near end.
+pub async fn endpoint(on: impl Into<On>, layout: Layout, config: KvConfig) -> KvEndpoint {
+    let on = on.into();
+    endpoint_of(on, on.devices().0, layout, config).await
 }
 
-/// A config whose failures come soon enough for a test, and late enough for a busy machine.
+/// At the far end.
+pub async fn far_endpoint(on: impl Into<On>, layout: Layout, config: KvConfig) -> KvEndpoint {
+    let on = on.into();
+    endpoint_of(on, on.devices().1, layout, config).await
+}
+
+async fn endpoint_of(on: On, device: Device, layout: Layout, config: KvConfig) -> KvEndpoint {
+    let pool = KvPool::new(&device.alloc_pd().unwrap(), layout).await.unwrap();
+    KvEndpoint::new(pool, config.require_rdma(on == On::Devices)).unwrap()
+}
+
+/// Queue pairs for a channel: as many as the completion queue has room for, `want` at most.
+pub fn qps(on: On, want: u32) -> usize {
+    (on.caps().max_cqe / 24).clamp(1, want) as usize
+}
+
+/// A config whose failures come late enough for a busy machine, and an emulated one.
 pub fn config() -> KvConfig {
-    KvConfig::default()
+    KvConfig::default().abort_grace(PATIENCE / 4).peer_timeout(PATIENCE / 4).connect_timeout(PATIENCE / 4)
 }
 
 pub struct Pair {
@@ -65,24 +89,27 @@ pub struct Pair {
     pub listener: KvListener,
 }
 
-pub async fn pair(profile: Profile, layout: Layout) -> Pair {
-    pair_with(profile, layout, config(), config()).await
+pub async fn pair(on: impl Into<On>, layout: Layout) -> Pair {
+    pair_with(on, layout, config(), config()).await
 }
 
-pub async fn pair_with(profile: Profile, layout: Layout, sends: KvConfig, receives: KvConfig) -> Pair {
-    let sending = endpoint(profile, layout, sends).await;
-    let receiving = endpoint(profile, layout, receives).await;
-    let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+pub async fn pair_with(on: impl Into<On>, layout: Layout, sends: KvConfig, receives: KvConfig) -> Pair {
+    let on = on.into();
+    let sending = endpoint(on, layout, sends).await;
+    let receiving = far_endpoint(on, layout, receives).await;
+    let mut listener = receiving.listen(on.any_port_of(1)).await.unwrap();
     let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
     Pair { sender: sender.unwrap(), receiver: receiver.unwrap(), sending, receiving, listener }
 }
 
-/// A byte that belongs at `at` of the block at `position` in `layer`, under `seed`.
-fn byte(seed: u64, layer: u32, position: u32, at: u64) -> u8 {
-    let mut x = seed ^ (u64::from(layer) << 48) ^ (u64::from(position) << 20) ^ (at >> 3);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    ((x ^ (x >> 31)) >> ((at & 7) * 8)) as u8
+/// What belongs in the block at `position` in `layer`, under `seed`.
+fn content(seed: u64, layer: u32, position: u32, bytes: &mut [u8]) {
+    for (at, eight) in (0u64..).zip(bytes.chunks_mut(8)) {
+        let mut x = seed ^ (u64::from(layer) << 48) ^ (u64::from(position) << 20) ^ at;
+        x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        eight.copy_from_slice(&(x ^ (x >> 31)).to_le_bytes()[..eight.len()]);
+    }
 }
 
 pub fn fill(blocks: &mut Blocks, seed: u64) {
@@ -90,9 +117,7 @@ pub fn fill(blocks: &mut Blocks, seed: u64) {
     let mut bytes = vec![0; layout.block_bytes() as usize];
     for layer in 0..layout.layers() {
         for position in 0..blocks.len() {
-            for (at, b) in bytes.iter_mut().enumerate() {
-                *b = byte(seed, layer, position, at as u64);
-            }
+            content(seed, layer, position, &mut bytes);
             blocks.copy_in(layer, position, 0, &bytes).unwrap();
         }
     }
@@ -102,11 +127,12 @@ pub fn fill(blocks: &mut Blocks, seed: u64) {
 pub fn wrong(blocks: &Blocks, seed: u64, from: impl Fn(u32) -> u32) -> usize {
     let layout = *blocks.pool().layout();
     let (mut got, mut wrong) = (vec![0; layout.block_bytes() as usize], 0);
+    let mut expected = got.clone();
     for layer in 0..layout.layers() {
         for position in 0..blocks.len() {
             blocks.copy_out(layer, position, 0, &mut got).unwrap();
-            let source = from(position);
-            if (0..got.len()).any(|at| got[at] != byte(seed, layer, source, at as u64)) {
+            content(seed, layer, from(position), &mut expected);
+            if got != expected {
                 wrong += 1;
             }
         }

@@ -14,7 +14,9 @@ use landfall::kv::{
     WriteRequest,
 };
 
-use crate::common::{PATIENCE, Pair, config, fill, layout, on_every_profile, pair, pair_with, until, wrong};
+use crate::common::{
+    On, PATIENCE, Pair, config, fill, layout, on_every_profile, pair, pair_with, until, wrong,
+};
 
 on_every_profile!(
     k4_a_dropped_write_aborts_and_the_channel_lives_on,
@@ -30,9 +32,9 @@ on_every_profile!(
     r7_a_future_that_gives_up_waiting_leaves_nothing,
 );
 
-async fn k4_a_dropped_write_aborts_and_the_channel_lives_on(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 200_000)).await;
-    for round in 0..10 {
+async fn k4_a_dropped_write_aborts_and_the_channel_lives_on(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 200_000)).await;
+    for round in 0..on.rounds(10) {
         let mut source = sender.pool().alloc(32).await.unwrap();
         fill(&mut source, round);
         let grant = receiver.grant(receiver.pool().alloc(32).await.unwrap()).unwrap();
@@ -62,8 +64,8 @@ async fn k4_a_dropped_write_aborts_and_the_channel_lives_on(profile: Profile) {
     assert_eq!(wrong(receiver.next_arrival().await.unwrap().blocks(), 77, |p| p), 0);
 }
 
-async fn k4_a_detached_write_finishes(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 16, 100_000)).await;
+async fn k4_a_detached_write_finishes(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 16, 100_000)).await;
     let mut source = sender.pool().try_alloc(16).unwrap();
     fill(&mut source, 3);
     let grant = receiver.grant(receiver.pool().try_alloc(16).unwrap()).unwrap();
@@ -72,8 +74,8 @@ async fn k4_a_detached_write_finishes(profile: Profile) {
     until("the source to come back", || sender.pool().free_blocks() == 16).await;
 }
 
-async fn k4_a_revoked_grant_is_aborted_and_its_blocks_come_back(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 16, 100_000)).await;
+async fn k4_a_revoked_grant_is_aborted_and_its_blocks_come_back(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 16, 100_000)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(16).unwrap()).unwrap();
     receiver.revoke(&grant);
     match receiver.next_arrival().await {
@@ -85,8 +87,8 @@ async fn k4_a_revoked_grant_is_aborted_and_its_blocks_come_back(profile: Profile
     assert!(matches!(refused, Err(WriteError::StaleGrant { .. })), "{refused:?}");
 }
 
-async fn k5_a_deadline_that_has_passed_gives_the_blocks_back(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 1 << 20)).await;
+async fn k5_a_deadline_that_has_passed_gives_the_blocks_back(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 1 << 20)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(64).unwrap()).unwrap();
     let source = sender.pool().try_alloc(64).unwrap();
     let request = WriteRequest::new(&grant, source).deadline(Duration::from_nanos(1));
@@ -107,8 +109,8 @@ async fn k5_a_deadline_that_has_passed_gives_the_blocks_back(profile: Profile) {
     sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(1).unwrap())).await.0.unwrap();
 }
 
-async fn k5_a_killed_channel_ends_everything_with_a_cause(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 1 << 20)).await;
+async fn k5_a_killed_channel_ends_everything_with_a_cause(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 1 << 20)).await;
     let writes: Vec<_> = (0..32)
         .map(|_| {
             let grant = receiver.grant(receiver.pool().try_alloc(2).unwrap()).unwrap();
@@ -136,10 +138,9 @@ async fn k5_a_killed_channel_ends_everything_with_a_cause(profile: Profile) {
     assert!(grant.is_err());
 }
 
-async fn r7_handles_dropped_in_any_order(profile: Profile) {
+async fn r7_handles_dropped_in_any_order(on: On) {
     for order in 0..6 {
-        let Pair { sender, receiver, sending, receiving, listener } =
-            pair(profile, layout(1, 64, 50_000)).await;
+        let Pair { sender, receiver, sending, receiving, listener } = pair(on, layout(1, 64, 50_000)).await;
         let (pool, target) = (sender.pool().clone(), receiver.pool().clone());
         let writes: Vec<_> = (0..8)
             .map(|_| {
@@ -166,8 +167,8 @@ async fn r7_handles_dropped_in_any_order(profile: Profile) {
 }
 
 /// CASES 50: `mem::forget` of a future.
-async fn r1_forgotten_futures_keep_their_blocks(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 50_000)).await;
+async fn r1_forgotten_futures_keep_their_blocks(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 50_000)).await;
     let mut source = sender.pool().try_alloc(8).unwrap();
     fill(&mut source, 9);
     let grant = receiver.grant(receiver.pool().try_alloc(8).unwrap()).unwrap();
@@ -178,8 +179,8 @@ async fn r1_forgotten_futures_keep_their_blocks(profile: Profile) {
     assert_eq!(sender.pool().free_blocks(), 56);
 }
 
-async fn k5_close_lets_what_is_in_flight_finish(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 200_000)).await;
+async fn k5_close_lets_what_is_in_flight_finish(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 200_000)).await;
     let mut source = sender.pool().try_alloc(64).unwrap();
     fill(&mut source, 4);
     let grant = receiver.grant(receiver.pool().try_alloc(64).unwrap()).unwrap();
@@ -235,9 +236,9 @@ fn r9_a_current_thread_runtime_is_enough() {
     });
 }
 
-async fn k5_durations_beyond_the_clock_are_no_deadline(profile: Profile) {
+async fn k5_durations_beyond_the_clock_are_no_deadline(on: On) {
     let config = || config().deadline(Duration::MAX).connect_timeout(Duration::MAX);
-    let Pair { sender, receiver, .. } = pair_with(profile, layout(1, 4, 4096), config(), config()).await;
+    let Pair { sender, receiver, .. } = pair_with(on, layout(1, 4, 4096), config(), config()).await;
     for deadline in [None, Some(Duration::MAX), Some(Duration::from_secs(u64::MAX / 3))] {
         let grant = receiver.grant(receiver.pool().alloc(2).await.unwrap()).unwrap();
         let mut request = WriteRequest::new(&grant, sender.pool().alloc(2).await.unwrap());
@@ -247,7 +248,7 @@ async fn k5_durations_beyond_the_clock_are_no_deadline(profile: Profile) {
         assert_eq!(sender.write(request).await.0.unwrap().bytes, 8192);
         receiver.next_arrival().await.unwrap();
     }
-    let pd = crate::common::device(profile).alloc_pd().unwrap();
+    let pd = crate::common::device(on).alloc_pd().unwrap();
     let pool = KvPool::new(&pd, layout(1, 4, 4096)).await.unwrap();
     let wrong = [
         KvConfig::default().heartbeat(Duration::MAX),
@@ -273,8 +274,8 @@ impl Drop for Asks {
     }
 }
 
-async fn r1_a_waker_may_call_the_channel_when_it_is_dropped(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 64, 200_000)).await;
+async fn r1_a_waker_may_call_the_channel_when_it_is_dropped(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 200_000)).await;
     let grant = receiver.grant(receiver.pool().alloc(64).await.unwrap()).unwrap();
     let asks = |channel: &KvChannel| Waker::from(Arc::new(Asks(channel.clone())));
     let mut write = pin!(sender.write(WriteRequest::new(&grant, sender.pool().alloc(64).await.unwrap())));
@@ -291,12 +292,12 @@ async fn r1_a_waker_may_call_the_channel_when_it_is_dropped(profile: Profile) {
     write.await.0.unwrap();
 }
 
-async fn r7_a_future_that_gives_up_waiting_leaves_nothing(profile: Profile) {
+async fn r7_a_future_that_gives_up_waiting_leaves_nothing(on: On) {
     struct Nothing;
     impl Wake for Nothing {
         fn wake(self: Arc<Self>) {}
     }
-    let pair = pair(profile, layout(1, 4, 4096)).await;
+    let pair = pair(on, layout(1, 4, 4096)).await;
     let channel = &pair.sender;
     let task = Arc::new(Nothing);
     let waker = Waker::from(task.clone());

@@ -7,7 +7,7 @@ use landfall::kv::{
 };
 use landfall::memory::Memory;
 
-use crate::common::{Pair, config, device, endpoint, fill, layout, on_every_profile, pair, until, wrong};
+use crate::common::{On, Pair, config, device, endpoint, fill, layout, on_every_profile, pair, until, wrong};
 
 on_every_profile!(
     k6_a_grant_is_used_once,
@@ -23,8 +23,8 @@ fn posted(channel: &KvChannel) -> u64 {
 }
 
 /// CASES 4: replay a consumed grant.
-async fn k6_a_grant_is_used_once(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 8, 1000)).await;
+async fn k6_a_grant_is_used_once(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 8, 1000)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(4).unwrap()).unwrap();
     let (landed, source) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(4).unwrap())).await;
     landed.unwrap();
@@ -42,9 +42,9 @@ async fn k6_a_grant_is_used_once(profile: Profile) {
     assert_eq!(receiver.stats().arrived, 1);
 }
 
-async fn k6_grants_of_another_life_are_refused(profile: Profile) {
-    let first = pair(profile, layout(1, 8, 1000)).await;
-    let second = pair(profile, layout(1, 8, 1000)).await;
+async fn k6_grants_of_another_life_are_refused(on: On) {
+    let first = pair(on, layout(1, 8, 1000)).await;
+    let second = pair(on, layout(1, 8, 1000)).await;
     let grant = first.receiver.grant(first.receiver.pool().try_alloc(4).unwrap()).unwrap();
     let source = second.sender.pool().try_alloc(4).unwrap();
     let (refused, source) = second.sender.write(WriteRequest::new(&grant, source)).await;
@@ -55,7 +55,7 @@ async fn k6_grants_of_another_life_are_refused(profile: Profile) {
     );
     assert_eq!(posted(&second.sender), 0);
     // A third endpoint connects to the same receiver: the grant of the first is not for it.
-    let third = endpoint(profile, layout(1, 8, 1000), config()).await;
+    let third = endpoint(on, layout(1, 8, 1000), config()).await;
     let third = third.connect(first.listener.local_addr()).await.unwrap();
     let (refused, _) = third.write(WriteRequest::new(&grant, third.pool().try_alloc(4).unwrap())).await;
     assert!(matches!(refused, Err(WriteError::NotOurs { .. })), "{refused:?}");
@@ -68,9 +68,9 @@ async fn k6_grants_of_another_life_are_refused(profile: Profile) {
 }
 
 /// Grants are numbered by each issuer, so that numbers alone would confuse them.
-async fn k6_a_channel_revokes_its_own_grants_only(profile: Profile) {
-    let first = pair(profile, layout(1, 8, 1000)).await;
-    let second = pair(profile, layout(1, 8, 1000)).await;
+async fn k6_a_channel_revokes_its_own_grants_only(on: On) {
+    let first = pair(on, layout(1, 8, 1000)).await;
+    let second = pair(on, layout(1, 8, 1000)).await;
     let issue = |channel: &KvChannel| channel.grant(channel.pool().try_alloc(2).unwrap()).unwrap();
     let grants = [&first.receiver, &first.sender, &second.receiver].map(issue);
     assert!(grants.iter().all(|g| g.id() == grants[0].id()));
@@ -83,8 +83,8 @@ async fn k6_a_channel_revokes_its_own_grants_only(profile: Profile) {
 }
 
 /// CASES 4: a block index out of range.
-async fn r10_positions_out_of_range_are_refused(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(1, 8, 1000)).await;
+async fn r10_positions_out_of_range_are_refused(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(1, 8, 1000)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(4).unwrap()).unwrap();
     let mut source = sender.pool().try_alloc(4).unwrap();
     fill(&mut source, 1);
@@ -109,30 +109,36 @@ async fn r10_positions_out_of_range_are_refused(profile: Profile) {
     assert!(matches!(whole, Err(PoolError::TooMany { asked: 9, total: 8 })), "{whole:?}");
 }
 
-async fn k9_the_path_counts_every_byte(profile: Profile) {
-    let Pair { sender, receiver, .. } = pair(profile, layout(2, 32, 5000)).await;
+async fn k9_the_path_counts_every_byte(on: On) {
+    let Pair { sender, receiver, .. } = pair(on, layout(2, 32, 5000)).await;
     let grant = receiver.grant(receiver.pool().try_alloc(32).unwrap()).unwrap();
     let (landed, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(32).unwrap())).await;
     let landed = landed.unwrap();
     let path = sender.path();
-    assert_eq!(path.transport, "tcp");
-    assert_eq!(path.profile.as_deref(), Some(profile.to_string().as_str()));
+    let transport = match on {
+        On::Soft(profile) => {
+            assert_eq!(path.profile.as_deref(), Some(profile.to_string().as_str()));
+            assert_eq!(path.gid.to_string(), "127.0.0.1");
+            "tcp"
+        }
+        On::Devices => "verbs",
+    };
+    assert_eq!(path.transport, transport);
     assert_eq!(path.qps.iter().map(|qp| qp.bytes_written).sum::<u64>(), landed.bytes);
     assert!(path.qps.iter().map(|qp| qp.writes).sum::<u64>() >= landed.wrs);
-    assert_eq!(path.gid.to_string(), "127.0.0.1");
     let far = receiver.path();
     assert_eq!(far.qps[0].qp_num, path.qps[0].peer_qp_num);
     assert_eq!(far.qps.iter().map(|qp| qp.bytes_written).sum::<u64>(), 0);
-    assert!(path.to_string().contains("tcp"));
+    assert!(path.to_string().contains(transport));
 }
 
 /// CASES 48, as far as it goes without injected faults: connections die at random points of a write, and after a
 /// reconnect each transfer that was in doubt is resolved as the receiver saw it.
-async fn k2_a_reconnect_resolves_what_was_in_doubt(profile: Profile) {
+async fn k2_a_reconnect_resolves_what_was_in_doubt(on: On) {
     let Pair { mut sender, mut receiver, sending, receiving, mut listener } =
-        pair(profile, layout(1, 64, 4000)).await;
+        pair(on, layout(1, 64, 4000)).await;
     let (mut doubts, mut landed) = (0, 0);
-    for round in 0..60u64 {
+    for round in 0..on.rounds(60) {
         let mut source = sender.pool().alloc(8).await.unwrap();
         fill(&mut source, round);
         let grant = receiver.grant(receiver.pool().alloc(8).await.unwrap()).unwrap();
@@ -173,7 +179,7 @@ async fn k2_a_reconnect_resolves_what_was_in_doubt(profile: Profile) {
         sender.pool().free_blocks() == 64 && receiver.pool().free_blocks() == 64
     })
     .await;
-    println!("{profile}: {doubts} in doubt and resolved, {landed} landed");
+    println!("{on:?}: {doubts} in doubt and resolved, {landed} landed");
 }
 
 #[tokio::test]

@@ -8,7 +8,9 @@ use landfall::device::Profile;
 use landfall::error::DeviceError;
 use landfall::kv::{Bootstrap, Cause, KvConfig, WriteError, WriteRequest};
 
-use crate::common::{PATIENCE, Pair, endpoint, fill, layout, on_every_profile, pair, pair_with, wrong};
+use crate::common::{
+    On, PATIENCE, Pair, endpoint, fill, layout, on_every_profile, pair, pair_with, qps, wrong,
+};
 
 on_every_profile!(
     k1_writes_land_both_ways_by_the_manager,
@@ -22,12 +24,12 @@ fn by_cm() -> KvConfig {
     KvConfig::default().bootstrap(Bootstrap::Cm).heartbeat(PATIENCE).peer_timeout(PATIENCE * 3)
 }
 
-async fn managed(profile: Profile, config: KvConfig) -> Pair {
-    pair_with(profile, layout(2, 32, 3000), config.clone(), config).await
+async fn managed(on: On, config: KvConfig) -> Pair {
+    pair_with(on, layout(2, 32, 3000), config.clone(), config).await
 }
 
-async fn k1_writes_land_both_ways_by_the_manager(profile: Profile) {
-    let Pair { sender, receiver, .. } = managed(profile, by_cm()).await;
+async fn k1_writes_land_both_ways_by_the_manager(on: On) {
+    let Pair { sender, receiver, .. } = managed(on, by_cm()).await;
     // The passive side first: it may send nothing before it has heard of the other.
     for (from, to, seed) in [(&receiver, &sender, 1), (&sender, &receiver, 2)] {
         let mut source = from.pool().try_alloc(16).unwrap();
@@ -41,14 +43,14 @@ async fn k1_writes_land_both_ways_by_the_manager(profile: Profile) {
     for channel in [&sender, &receiver] {
         let path = channel.path();
         assert_eq!((path.bootstrap, path.bootstrap_reason.as_str()), ("cm", "it was asked for"));
-        assert_eq!(path.notify, if profile == Profile::Siw { "send" } else { "imm" });
+        assert_eq!(path.notify, if on.caps().immediate { "imm" } else { "send" });
         assert!(path.to_string().contains("bootstrap cm"), "{path}");
     }
 }
 
-async fn b5_several_queue_pairs_each_with_a_request_of_its_own(profile: Profile) {
-    let qps = if profile == Profile::Tiny { 2 } else { 8 };
-    let Pair { sender, receiver, .. } = managed(profile, by_cm().qps(qps)).await;
+async fn b5_several_queue_pairs_each_with_a_request_of_its_own(on: On) {
+    let qps = qps(on, 8);
+    let Pair { sender, receiver, .. } = managed(on, by_cm().qps(qps)).await;
     let (ours, theirs) = (sender.path().qps, receiver.path().qps);
     assert_eq!((ours.len(), theirs.len()), (qps, qps));
     for (a, b) in ours.iter().zip(&theirs) {
@@ -64,8 +66,8 @@ async fn b5_several_queue_pairs_each_with_a_request_of_its_own(profile: Profile)
 }
 
 /// The heartbeat is silent for minutes: only the connection, or the queue pair's end, tells.
-async fn k5_a_killed_channel_is_noticed_at_once(profile: Profile) {
-    let Pair { sender, receiver, .. } = managed(profile, by_cm()).await;
+async fn k5_a_killed_channel_is_noticed_at_once(on: On) {
+    let Pair { sender, receiver, .. } = managed(on, by_cm()).await;
     let start = Instant::now();
     let grant = receiver.grant(receiver.pool().try_alloc(4).unwrap()).unwrap();
     receiver.kill();
@@ -80,9 +82,9 @@ async fn k5_a_killed_channel_is_noticed_at_once(profile: Profile) {
     assert_eq!((sender.pool().free_blocks(), receiver.pool().free_blocks()), (32, 32));
 }
 
-async fn k5_an_orderly_end_stays_orderly(profile: Profile) {
+async fn k5_an_orderly_end_stays_orderly(on: On) {
     for (closes, _) in [("sender", 0), ("receiver", 1), ("both", 2)] {
-        let Pair { sender, receiver, .. } = managed(profile, by_cm()).await;
+        let Pair { sender, receiver, .. } = managed(on, by_cm()).await;
         let mut source = sender.pool().try_alloc(16).unwrap();
         fill(&mut source, 3);
         let grant = receiver.grant(receiver.pool().try_alloc(16).unwrap()).unwrap();

@@ -4,13 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use landfall::device::Profile;
 use landfall::kv::{
     AbortReason, ArrivalError, Cause, KvChannel, KvConfig, Landed, Reason, Write, WriteError, WriteRequest,
 };
 
 use crate::blocks::{fill, wrong};
-use crate::harness::{BLOCKS, PATIENCE, Peer, SOON, endpoint, on_every_profile, soon, until, within};
+use crate::harness::{BLOCKS, On, PATIENCE, Peer, SOON, endpoint, on_every_profile, soon, until, within};
 use crate::roles::{Stream, ask};
 
 on_every_profile!(
@@ -20,10 +19,10 @@ on_every_profile!(
     k5_the_users_deadline_holds_against_a_frozen_receiver,
 );
 
-async fn receiver(profile: Profile, config: KvConfig, environment: &[(&str, &str)]) -> (Peer, KvChannel) {
-    let mut peer = Peer::start("receiver", profile, environment);
+async fn receiver(on: On, config: KvConfig, environment: &[(&str, &str)]) -> (Peer, KvChannel) {
+    let mut peer = Peer::start("receiver", on, environment);
     let address = peer.hear("listening").await;
-    let channel = endpoint(profile, config).await.connect(address).await.unwrap();
+    let channel = endpoint(on, config).await.connect(address).await.unwrap();
     (peer, channel)
 }
 
@@ -50,8 +49,8 @@ async fn wakes_and_ends(mut peer: Peer) {
 }
 
 /// CASES 49: the writes end by the peer's time-out, and the woken peer is none the worse.
-async fn k5_a_receiver_frozen_in_the_middle_of_writes(profile: Profile) {
-    let (peer, channel) = receiver(profile, soon(), &[SOON]).await;
+async fn k5_a_receiver_frozen_in_the_middle_of_writes(on: On) {
+    let (peer, channel) = receiver(on, soon(), &[SOON]).await;
     let mut writes = Vec::new();
     for _ in 0..BLOCKS / 8 {
         let grant = ask(&channel, 8).await.unwrap();
@@ -84,8 +83,8 @@ async fn k5_a_receiver_frozen_in_the_middle_of_writes(profile: Profile) {
     wakes_and_ends(peer).await;
 }
 
-async fn k5_a_receiver_frozen_before_a_write(profile: Profile) {
-    let (peer, channel) = receiver(profile, soon(), &[SOON]).await;
+async fn k5_a_receiver_frozen_before_a_write(on: On) {
+    let (peer, channel) = receiver(on, soon(), &[SOON]).await;
     let grant = ask(&channel, 1).await.unwrap();
     peer.freeze();
     let write = channel.write(WriteRequest::new(&grant, channel.pool().try_alloc(1).unwrap()));
@@ -101,10 +100,10 @@ async fn k5_a_receiver_frozen_before_a_write(profile: Profile) {
 }
 
 /// The fence: blocks that came back from a frozen sender are reused, and it cannot reach them when it wakes up.
-async fn k5_a_frozen_sender_never_reaches_reused_blocks(profile: Profile) {
+async fn k5_a_frozen_sender_never_reaches_reused_blocks(on: On) {
     // It may be frozen while it holds no grant: then once more.
     for _ in 0..10 {
-        if freeze_a_stream_and_reuse_its_targets(profile).await > 0 {
+        if freeze_a_stream_and_reuse_its_targets(on).await > 0 {
             return;
         }
     }
@@ -112,8 +111,8 @@ async fn k5_a_frozen_sender_never_reaches_reused_blocks(profile: Profile) {
 }
 
 /// The number of grants that the frozen sender had.
-async fn freeze_a_stream_and_reuse_its_targets(profile: Profile) -> u64 {
-    let Stream { mut peer, channel, granted, granting, mut arrived } = Stream::start(profile).await;
+async fn freeze_a_stream_and_reuse_its_targets(on: On) -> u64 {
+    let Stream { mut peer, channel, granted, granting, mut arrived } = Stream::start(on).await;
     peer.freeze();
     let end = loop {
         match within("the end of the arrivals", channel.next_arrival()).await {
@@ -139,10 +138,10 @@ async fn freeze_a_stream_and_reuse_its_targets(profile: Profile) -> u64 {
 }
 
 /// CASES 30: the deadline of the write, not the patience of the transport, decides.
-async fn k5_the_users_deadline_holds_against_a_frozen_receiver(profile: Profile) {
+async fn k5_the_users_deadline_holds_against_a_frozen_receiver(on: On) {
     const LONG: Duration = Duration::from_secs(60);
     let config = KvConfig::default().peer_timeout(LONG);
-    let (mut peer, channel) = receiver(profile, config, &[(crate::harness::LIVENESS, "1000 60000")]).await;
+    let (mut peer, channel) = receiver(on, config, &[(crate::harness::LIVENESS, "1000 60000")]).await;
     // One that fits into the sockets, and one that does not.
     let small = ask(&channel, 1).await.unwrap();
     let large = ask(&channel, 16).await.unwrap();

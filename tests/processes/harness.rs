@@ -1,4 +1,5 @@
-//! The peer process: starting it, hearing what it prints, freezing and killing it, and one harness over every profile.
+//! The peer process: starting it, hearing what it prints, freezing and killing it, and one harness over every profile and over
+//! RDMA devices.
 //!
 //! A peer prints lines that begin with a mark, and takes one line commands on its standard input. Everything else
 //! that is on its standard output is the test runner's.
@@ -7,22 +8,25 @@ use std::future::Future;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use landfall::device::{Device, Profile, SoftConfig};
 use landfall::kv::{KvConfig, KvEndpoint, KvPool, Layout};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 /// Longer than anything takes on a busy machine. A test that reaches it hangs, and says where.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Blocks of each side's pool, and their size.
 pub(crate) const BLOCKS: u32 = 32;
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
+pub(crate) use crate::on::On;
+
 /// Environment of a peer: its role, its profile, and where it listens or connects.
 pub(crate) const ROLE: &str = "LANDFALL_TEST_ROLE";
 pub(crate) const PROFILE: &str = "LANDFALL_TEST_PROFILE";
 pub(crate) const ADDRESS: &str = "LANDFALL_TEST_ADDRESS";
+/// In the place of a profile: RDMA devices.
+const DEVICES: &str = "devices";
 /// Heartbeat and peer time-out of a peer, in milliseconds: `200 2000`. Unset: the defaults.
 pub(crate) const LIVENESS: &str = "LANDFALL_TEST_LIVENESS";
 /// How a peer connects. Unset: as its device can.
@@ -31,23 +35,27 @@ pub(crate) const BOOTSTRAP: &str = "LANDFALL_TEST_BOOTSTRAP";
 /// What a peer's own lines begin with.
 pub(crate) const MARK: &str = "@@ ";
 
-/// Makes a test for each profile out of `async fn name(profile: Profile)`.
+/// Makes a test for each profile out of `async fn name(on: On)`, and one on RDMA devices, which is ignored by default.
 macro_rules! on_every_profile {
     ($($name:ident),+ $(,)?) => {$(
         mod $name {
             use landfall::device::Profile;
+            use crate::harness::{On, run};
             #[test]
-            fn default() { crate::harness::run(super::$name(Profile::Default)) }
+            fn default() { run(super::$name(On::Soft(Profile::Default))) }
             #[test]
-            fn erdma_compat() { crate::harness::run(super::$name(Profile::ErdmaCompat)) }
+            fn erdma_compat() { run(super::$name(On::Soft(Profile::ErdmaCompat))) }
             #[test]
-            fn erdma_standard() { crate::harness::run(super::$name(Profile::ErdmaStandard)) }
+            fn erdma_standard() { run(super::$name(On::Soft(Profile::ErdmaStandard))) }
             #[test]
-            fn siw() { crate::harness::run(super::$name(Profile::Siw)) }
+            fn siw() { run(super::$name(On::Soft(Profile::Siw))) }
             #[test]
-            fn srd() { crate::harness::run(super::$name(Profile::Srd)) }
+            fn srd() { run(super::$name(On::Soft(Profile::Srd))) }
             #[test]
-            fn tiny() { crate::harness::run(super::$name(Profile::Tiny)) }
+            fn tiny() { run(super::$name(On::Soft(Profile::Tiny))) }
+            #[test]
+            #[ignore = "needs RDMA devices"]
+            fn verbs() { run(super::$name(On::Devices)) }
         }
     )+};
 }
@@ -83,11 +91,38 @@ pub(crate) fn soon() -> KvConfig {
 /// [`soon`], for a peer's environment.
 pub(crate) const SOON: (&str, &str) = (LIVENESS, "200 2000");
 
-pub(crate) async fn endpoint(profile: Profile, config: KvConfig) -> KvEndpoint {
-    let device = Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap();
+/// On the device of this process's end.
+pub(crate) async fn endpoint(on: On, config: KvConfig) -> KvEndpoint {
+    let (near, far) = on.devices();
+    let device = if end() == 0 { near } else { far };
     let layout = Layout::contiguous(1, BLOCKS, BLOCK_BYTES).unwrap();
     let pool = KvPool::new(&device.alloc_pd().unwrap(), layout).await.unwrap();
-    KvEndpoint::new(pool, config).unwrap()
+    KvEndpoint::new(pool, config.require_rdma(on == On::Devices)).unwrap()
+}
+
+/// Where the endpoint of this process listens.
+pub(crate) fn any_port(on: On) -> std::net::SocketAddr {
+    on.any_port_of(end())
+}
+
+/// The test is the near end and its peer the far one. Where two peers meet, the one that dials is the near end.
+fn end() -> usize {
+    match std::env::var(ROLE).as_deref() {
+        Err(_) | Ok("idle-sender" | "pending-sender") => 0,
+        Ok(_) => 1,
+    }
+}
+
+/// For the environment of a peer, and back.
+pub(crate) fn name(on: On) -> String {
+    match on {
+        On::Soft(profile) => profile.to_string(),
+        On::Devices => DEVICES.to_owned(),
+    }
+}
+
+pub(crate) fn named(name: &str) -> On {
+    if name == DEVICES { On::Devices } else { On::Soft(name.parse().unwrap()) }
 }
 
 /// A peer process. Killed when dropped, frozen or not.
@@ -98,12 +133,12 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn start(role: &str, profile: Profile, environment: &[(&str, &str)]) -> Self {
+    pub(crate) fn start(role: &str, on: impl Into<On>, environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--exact", "roles::peer", "--ignored", "--nocapture"])
             .env(ROLE, role)
-            .env(PROFILE, profile.to_string())
+            .env(PROFILE, name(on.into()))
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use landfall::device::Profile;
 use landfall::kv::{ArrivalError, Bootstrap, KvChannel, KvConfig, WriteError, WriteRequest};
 
 use crate::blocks::{fill, wrong};
 use crate::harness::{
-    ADDRESS, BLOCKS, BOOTSTRAP, LIVENESS, PATIENCE, Peer, SOON, endpoint, on_every_profile, soon, until,
+    ADDRESS, BLOCKS, BOOTSTRAP, LIVENESS, On, PATIENCE, Peer, SOON, endpoint, on_every_profile, soon, until,
     within,
 };
 use crate::roles::{Stream, ask};
@@ -34,10 +33,10 @@ async fn is_dead(channel: &KvChannel) {
 }
 
 /// K6 too: the next process at the same address is another life, in which the old grants are dead.
-async fn k5_a_receiver_killed_in_the_middle_of_writes_and_its_next_life(profile: Profile) {
-    let mut peer = Peer::start("receiver", profile, &[SOON]);
+async fn k5_a_receiver_killed_in_the_middle_of_writes_and_its_next_life(on: On) {
+    let mut peer = Peer::start("receiver", on, &[SOON]);
     let address = peer.hear("listening").await;
-    let sending = endpoint(profile, soon()).await;
+    let sending = endpoint(on, soon()).await;
     let channel = sending.connect(&address).await.unwrap();
     let first_life = channel.peer_epoch();
     let (used, unused) = (ask(&channel, 16).await.unwrap(), ask(&channel, 8).await.unwrap());
@@ -52,7 +51,7 @@ async fn k5_a_receiver_killed_in_the_middle_of_writes_and_its_next_life(profile:
     assert_eq!(Arc::try_unwrap(source).expect("nobody else holds the source").len(), 16);
     is_dead(&channel).await;
 
-    let mut peer = Peer::start("receiver", profile, &[SOON, (ADDRESS, &address)]);
+    let mut peer = Peer::start("receiver", on, &[SOON, (ADDRESS, &address)]);
     assert_eq!(peer.hear("listening").await, address);
     let channel = within("the next life", sending.connect(&address)).await.unwrap();
     assert_ne!(channel.peer_epoch(), first_life);
@@ -75,8 +74,8 @@ async fn k5_a_receiver_killed_in_the_middle_of_writes_and_its_next_life(profile:
     assert!(peer.end().await.success());
 }
 
-async fn k5_a_sender_killed_in_the_middle_of_writes(profile: Profile) {
-    let Stream { mut peer, channel, granting, .. } = Stream::start(profile).await;
+async fn k5_a_sender_killed_in_the_middle_of_writes(on: On) {
+    let Stream { mut peer, channel, granting, .. } = Stream::start(on).await;
     peer.kill().await;
     // What arrived whole before that is whole; the others end.
     loop {
@@ -90,10 +89,10 @@ async fn k5_a_sender_killed_in_the_middle_of_writes(profile: Profile) {
     is_dead(&channel).await;
 }
 
-async fn k5_an_idle_peer_killed(profile: Profile) {
-    let mut peer = Peer::start("receiver", profile, &[SOON]);
+async fn k5_an_idle_peer_killed(on: On) {
+    let mut peer = Peer::start("receiver", on, &[SOON]);
     let address = peer.hear("listening").await;
-    let channel = endpoint(profile, soon()).await.connect(&address).await.unwrap();
+    let channel = endpoint(on, soon()).await.connect(&address).await.unwrap();
     // Once used, so that both sides are up; then idle, and somebody waits for what will not come.
     let grant = ask(&channel, 1).await.unwrap();
     let mut source = channel.pool().try_alloc(1).unwrap();
@@ -107,12 +106,12 @@ async fn k5_an_idle_peer_killed(profile: Profile) {
 }
 
 /// The heartbeat is far beyond the test's patience: it has no part in this.
-async fn k5_the_manager_tells_of_a_killed_peer_at_once(profile: Profile) {
-    let mut peer = Peer::start("receiver", profile, &[(BOOTSTRAP, "cm"), (LIVENESS, "600000 3000000")]);
+async fn k5_the_manager_tells_of_a_killed_peer_at_once(on: On) {
+    let mut peer = Peer::start("receiver", on, &[(BOOTSTRAP, "cm"), (LIVENESS, "600000 3000000")]);
     let address = peer.hear("listening").await;
     let config =
         KvConfig::default().bootstrap(Bootstrap::Cm).heartbeat(PATIENCE * 20).peer_timeout(PATIENCE * 100);
-    let channel = endpoint(profile, config).await.connect(&address).await.unwrap();
+    let channel = endpoint(on, config).await.connect(&address).await.unwrap();
     assert_eq!(channel.path().bootstrap, "cm");
     let grant = ask(&channel, 16).await.unwrap();
     let write = channel.write(WriteRequest::new(&grant, channel.pool().try_alloc(16).unwrap()));

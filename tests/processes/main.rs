@@ -7,5 +7,7 @@ mod frozen;
 mod harness;
 mod idle;
 mod killed;
+#[path = "../on/mod.rs"]
+mod on;
 mod roles;
 mod runtime;

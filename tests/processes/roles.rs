@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use landfall::device::Profile;
 use landfall::kv::{ArrivalError, Grant, KvChannel, KvConfig, KvEndpoint, WriteRequest};
 use tokio::task::JoinHandle;
 
 use crate::blocks::{fill, wrong};
 use crate::harness::{
-    ADDRESS, BLOCKS, BOOTSTRAP, LIVENESS, MARK, PROFILE, Peer, ROLE, SOON, endpoint, soon, within,
+    ADDRESS, BLOCKS, BOOTSTRAP, LIVENESS, MARK, On, PROFILE, Peer, ROLE, SOON, any_port, endpoint, named,
+    soon, within,
 };
 use crate::{idle, runtime};
 
@@ -24,10 +24,10 @@ fn peer() {
     if role == "runtime-dropped" {
         return runtime::dropped();
     }
-    let profile: Profile = variable(PROFILE).unwrap().parse().unwrap();
+    let on = named(&variable(PROFILE).unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let endpoint = endpoint(profile, config()).await;
+        let endpoint = endpoint(on, config()).await;
         match role.as_str() {
             "receiver" => receiver(&endpoint).await,
             "sender" => sender(&endpoint).await,
@@ -73,7 +73,10 @@ pub(crate) fn command() -> Option<String> {
 
 /// The channel that the other process dials.
 pub(crate) async fn accepted(endpoint: &KvEndpoint) -> KvChannel {
-    let address: SocketAddr = variable(ADDRESS).as_deref().unwrap_or("127.0.0.1:0").parse().unwrap();
+    let address: SocketAddr = match variable(ADDRESS) {
+        Some(address) => address.parse().unwrap(),
+        None => any_port(named(&variable(PROFILE).unwrap())),
+    };
     let mut listener = endpoint.listen(address).await.unwrap();
     say(format_args!("listening {}", listener.local_addr()));
     listener.accept().await.unwrap()
@@ -145,11 +148,11 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    pub(crate) async fn start(profile: Profile) -> Self {
-        let receiving = endpoint(profile, soon()).await;
-        let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    pub(crate) async fn start(on: On) -> Self {
+        let receiving = endpoint(on, soon()).await;
+        let mut listener = receiving.listen(any_port(on)).await.unwrap();
         let address = listener.local_addr().to_string();
-        let peer = Peer::start("sender", profile, &[(ADDRESS, &address), SOON]);
+        let peer = Peer::start("sender", on, &[(ADDRESS, &address), SOON]);
         let channel = within("the sender", listener.accept()).await.unwrap();
         let granted = Arc::new(AtomicU64::new(0));
         let granting = tokio::spawn(grant_all(channel.clone(), granted.clone()));

@@ -19,7 +19,8 @@ pub(crate) fn dropped() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (pool, target, writes) = runtime.block_on(async {
-            let (sending, receiving) = (endpoint(profile, soon()).await, endpoint(profile, soon()).await);
+            let (sending, receiving) =
+                (endpoint(profile.into(), soon()).await, endpoint(profile.into(), soon()).await);
             let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
             let (sender, receiver) = (sender.unwrap(), receiver.unwrap());

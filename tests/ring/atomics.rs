@@ -7,6 +7,11 @@ use landfall::ring::{CompletionQueue, CqConfig, Op, Opcode, QpConfig, QueuePair}
 
 use crate::harness::*;
 
+on_every_profile!(
+    r2_atomics_give_the_old_number_in_their_buffer,
+    r2_a_thousand_additions_of_each_of_two_queue_pairs_are_all_counted,
+);
+
 async fn counters(side: &Side, len: u64) -> Region<Exposed> {
     side.pd.register_exposed(Memory::anonymous(len), Access::READ.with_atomics()).await.unwrap()
 }
@@ -21,83 +26,77 @@ fn old(buf: &Slice<Local>) -> u64 {
     u64::from_ne_bytes(buf[..].try_into().unwrap())
 }
 
-#[test]
-fn r2_atomics_give_the_old_number_in_their_buffer() {
-    every_profile(async |profile| {
-        if !device(profile).capabilities().atomics {
-            return;
-        }
-        let Pair { a, b } = Pair::new(profile, 16).await;
-        let region = counters(&b, 4096).await;
-        let at = region.remote().slice(64, 8).unwrap();
-        let buf = a.local(8).await;
-        let (done, buf) = a.qp.fetch_add(buf, at, 40).await;
-        let done = done.unwrap();
-        assert_eq!((done.opcode, done.bytes, old(&buf)), (Opcode::FetchAdd, 8, 0));
-        let (done, buf) = a.qp.fetch_add(buf, at, 2).await;
-        assert_eq!((done.is_ok(), old(&buf), number(&region, 64)), (true, 40, 42));
-        let (done, buf) = a.qp.compare_swap(buf, at, 41, 7).await;
-        assert_eq!((done.unwrap().opcode, old(&buf), number(&region, 64)), (Opcode::CompareSwap, 42, 42));
-        let (done, buf) = a.qp.compare_swap(buf, at, 42, u64::MAX).await;
-        assert_eq!((done.is_ok(), old(&buf), number(&region, 64)), (true, 42, u64::MAX));
-        // Wraps. In a batch, where the number comes back with the completion.
-        let mut batch = a.qp.batch();
-        batch.push(Op::fetch_add(buf, at, 3).user_data(9)).unwrap();
-        batch.submit();
-        let done = a.cq.next().await.unwrap();
-        assert_eq!((done.user_data, done.result.unwrap().opcode), (9, Opcode::FetchAdd));
-        let buf = done.buf.and_then(|buf| buf.into_local()).unwrap();
-        assert_eq!((old(&buf), number(&region, 64)), (u64::MAX, 2));
-    });
+async fn r2_atomics_give_the_old_number_in_their_buffer(on: On) {
+    if !device(on).capabilities().atomics {
+        return;
+    }
+    let Pair { a, b } = Pair::new(on, 16).await;
+    let region = counters(&b, 4096).await;
+    let at = region.remote().slice(64, 8).unwrap();
+    let buf = a.local(8).await;
+    let (done, buf) = a.qp.fetch_add(buf, at, 40).await;
+    let done = done.unwrap();
+    assert_eq!((done.opcode, done.bytes, old(&buf)), (Opcode::FetchAdd, 8, 0));
+    let (done, buf) = a.qp.fetch_add(buf, at, 2).await;
+    assert_eq!((done.is_ok(), old(&buf), number(&region, 64)), (true, 40, 42));
+    let (done, buf) = a.qp.compare_swap(buf, at, 41, 7).await;
+    assert_eq!((done.unwrap().opcode, old(&buf), number(&region, 64)), (Opcode::CompareSwap, 42, 42));
+    let (done, buf) = a.qp.compare_swap(buf, at, 42, u64::MAX).await;
+    assert_eq!((done.is_ok(), old(&buf), number(&region, 64)), (true, 42, u64::MAX));
+    // Wraps. In a batch, where the number comes back with the completion.
+    let mut batch = a.qp.batch();
+    batch.push(Op::fetch_add(buf, at, 3).user_data(9)).unwrap();
+    batch.submit();
+    let done = a.cq.next().await.unwrap();
+    assert_eq!((done.user_data, done.result.unwrap().opcode), (9, Opcode::FetchAdd));
+    let buf = done.buf.and_then(|buf| buf.into_local()).unwrap();
+    assert_eq!((old(&buf), number(&region, 64)), (u64::MAX, 2));
 }
 
 /// Two queue pairs, each with a peer of its own, add to one number at the same time.
-#[test]
-fn r2_a_thousand_additions_of_each_of_two_queue_pairs_are_all_counted() {
+async fn r2_a_thousand_additions_of_each_of_two_queue_pairs_are_all_counted(on: On) {
     const N: u64 = 1000;
-    every_profile(async |profile| {
-        let device = device(profile);
-        if !device.capabilities().atomics {
-            return;
-        }
-        let depth = depth(profile, 16);
-        let owner = Side::new(&device, depth, Default::default());
-        let region = counters(&owner, 4096).await;
-        let tasks: Vec<_> = (0..2)
-            .map(|_| {
-                let (device, region, pd) = (device.clone(), region.clone(), owner.pd.clone());
-                tokio::spawn(async move {
-                    let a = Side::new(&device, depth, Default::default());
-                    // In the domain of the region.
-                    let cq = CompletionQueue::new(&device, CqConfig::new(2 * depth)).unwrap();
-                    let peer = QueuePair::new(&pd, &cq, &cq, QpConfig::new(depth, depth)).unwrap();
-                    connect(&a.qp, &peer).await;
-                    let mut whole = a.local(8 * N).await;
-                    let ops: Vec<_> = (0..N)
-                        .map(|_| {
-                            let buf = whole.split_to(8).unwrap();
-                            a.qp.fetch_add(buf, region.remote().slice(8, 8).unwrap(), 1)
-                        })
-                        .collect();
-                    let mut seen = Vec::new();
-                    for op in ops {
-                        let (done, buf) = op.await;
-                        done.unwrap();
-                        seen.push(old(&buf));
-                    }
-                    seen
-                })
+    let (near, far) = on.devices();
+    if !near.capabilities().atomics {
+        return;
+    }
+    let depth = depth(on, 16);
+    let owner = Side::new(&far, depth, Default::default());
+    let region = counters(&owner, 4096).await;
+    let tasks: Vec<_> = (0..2)
+        .map(|_| {
+            let (near, far, region, pd) = (near.clone(), far.clone(), region.clone(), owner.pd.clone());
+            tokio::spawn(async move {
+                let a = Side::new(&near, depth, Default::default());
+                // In the domain of the region.
+                let cq = CompletionQueue::new(&far, CqConfig::new(2 * depth)).unwrap();
+                let peer = QueuePair::new(&pd, &cq, &cq, QpConfig::new(depth, depth)).unwrap();
+                connect(&a.qp, &peer).await;
+                let mut whole = a.local(8 * N).await;
+                let ops: Vec<_> = (0..N)
+                    .map(|_| {
+                        let buf = whole.split_to(8).unwrap();
+                        a.qp.fetch_add(buf, region.remote().slice(8, 8).unwrap(), 1)
+                    })
+                    .collect();
+                let mut seen = Vec::new();
+                for op in ops {
+                    let (done, buf) = op.await;
+                    done.unwrap();
+                    seen.push(old(&buf));
+                }
+                seen
             })
-            .collect();
-        let mut seen = Vec::new();
-        for task in tasks {
-            seen.extend(task.await.unwrap());
-        }
-        assert_eq!(number(&region, 8), 2 * N, "{profile}");
-        // Each addition has found another number.
-        seen.sort_unstable();
-        assert!(seen.into_iter().eq(0..2 * N), "{profile}");
-    });
+        })
+        .collect();
+    let mut seen = Vec::new();
+    for task in tasks {
+        seen.extend(task.await.unwrap());
+    }
+    assert_eq!(number(&region, 8), 2 * N, "{on:?}");
+    // Each addition has found another number.
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..2 * N), "{on:?}");
 }
 
 #[test]

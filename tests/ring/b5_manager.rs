@@ -1,4 +1,4 @@
-//! Queue pairs that the connection manager connects, on every profile of the soft provider.
+//! Queue pairs that the connection manager connects, on every profile of the soft provider and on RDMA devices.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -6,74 +6,66 @@ use std::task::Poll;
 use std::time::Duration;
 
 use landfall::connect::ConnectError;
-use landfall::connect::cm::{CmConnection, CmListener, CmOptions};
+use landfall::connect::cm::{CmConnection, CmListener};
 use landfall::device::Profile;
 use landfall::error::{OpError, QpError};
 
 use crate::harness::*;
 
-fn options() -> CmOptions {
-    CmOptions::new().attributes(patient()).deadline(DEADLINE)
-}
+on_every_profile!(
+    b5_queue_pairs_of_the_ring_are_connected_by_the_manager,
+    r6_a_disconnect_ends_operations_and_is_their_cause,
+);
 
 /// Two queue pairs and their connections.
-async fn connected(profile: Profile) -> (Side, Side, CmConnection, CmConnection) {
-    let device = device(profile);
-    let (a, b) = (Side::new(&device, 8, Duration::ZERO), Side::new(&device, 8, Duration::ZERO));
-    let listener = CmListener::bind(&device, "127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let serve = async { listener.accept().await.unwrap().accept(&b.qp, options()).await };
-    let (client, server) =
-        tokio::join!(CmConnection::connect(&a.qp, listener.local_addr(), options()), serve);
-    (a, b, client.unwrap(), server.unwrap())
+async fn connected(on: On) -> (Side, Side, CmConnection, CmConnection) {
+    let (near, far) = on.devices();
+    let (a, b) = (Side::new(&near, 8, Duration::ZERO), Side::new(&far, 8, Duration::ZERO));
+    let (client, server) = connect_managed(on, &a, &b).await;
+    (a, b, client, server)
 }
 
-#[test]
-fn b5_queue_pairs_of_the_ring_are_connected_by_the_manager() {
-    every_profile(async |profile| {
-        let (a, b, client, server) = connected(profile).await;
-        let received = b.qp.recv(b.local(64).await);
-        let mut buf = a.local(64).await;
-        buf.fill(7);
-        a.qp.send(buf).await.0.unwrap();
-        let (received, buf) = received.await;
-        assert_eq!((received.unwrap().bytes, buf[63]), (64, 7));
-        // Back, and one-sided.
-        let target = a.exposed(64).await;
-        let (written, buf) = b.qp.write(buf, target.remote().whole()).await;
-        written.unwrap();
-        b.qp.read(buf, target.remote().whole()).await.0.unwrap();
-        assert_eq!(client.peer_addr(), server.local_addr());
-        let again = CmConnection::connect(&a.qp, client.peer_addr(), options()).await;
-        assert!(again.is_err(), "a queue pair connects once");
-    });
+async fn b5_queue_pairs_of_the_ring_are_connected_by_the_manager(on: On) {
+    let (a, b, client, server) = connected(on).await;
+    let received = b.qp.recv(b.local(64).await);
+    let mut buf = a.local(64).await;
+    buf.fill(7);
+    a.qp.send(buf).await.0.unwrap();
+    let (received, buf) = received.await;
+    assert_eq!((received.unwrap().bytes, buf[63]), (64, 7));
+    // Back, and one-sided.
+    let target = a.exposed(64).await;
+    let (written, buf) = b.qp.write(buf, target.remote().whole()).await;
+    written.unwrap();
+    b.qp.read(buf, target.remote().whole()).await.0.unwrap();
+    assert_eq!(client.peer_addr(), server.local_addr());
+    let again = CmConnection::connect(&a.qp, client.peer_addr(), options()).await;
+    assert!(again.is_err(), "a queue pair connects once");
 }
 
-#[test]
-fn r6_a_disconnect_ends_operations_and_is_their_cause() {
-    every_profile(async |profile| {
-        for by_drop in [false, true] {
-            let (a, b, client, server) = connected(profile).await;
-            let waiting = [a.qp.recv(()), b.qp.recv(())];
-            let kept = if by_drop {
-                drop(client);
-                None
-            } else {
-                client.disconnect();
-                Some(client)
-            };
-            server.disconnected().await;
-            if let Some(client) = &kept {
-                client.disconnected().await;
-            }
-            for recv in waiting {
-                let error = recv.await.0.unwrap_err();
-                assert!(matches!(error, OpError::Flushed { cause: Some(_), .. }), "{error:?}");
-            }
-            let late = a.qp.send(()).await.0.unwrap_err();
-            let OpError::Flushed { cause: Some(cause), .. } = late else { panic!("{late:?}") };
-            assert!(matches!(*cause, OpError::Disconnected { .. }), "{cause:?}");
+async fn r6_a_disconnect_ends_operations_and_is_their_cause(on: On) {
+    for by_drop in [false, true] {
+        let (a, b, client, server) = connected(on).await;
+        let waiting = [a.qp.recv(()), b.qp.recv(())];
+        let kept = if by_drop {
+            drop(client);
+            None
+        } else {
+            client.disconnect();
+            Some(client)
+        };
+        server.disconnected().await;
+        if let Some(client) = &kept {
+            client.disconnected().await;
         }
-    });
+        for recv in waiting {
+            let error = recv.await.0.unwrap_err();
+            assert!(matches!(error, OpError::Flushed { cause: Some(_), .. }), "{error:?}");
+        }
+        let late = a.qp.send(()).await.0.unwrap_err();
+        let OpError::Flushed { cause: Some(cause), .. } = late else { panic!("{late:?}") };
+        assert!(matches!(*cause, OpError::Disconnected { .. }), "{cause:?}");
+    }
 }
 
 /// Where the process below connects to.

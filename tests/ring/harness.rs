@@ -1,11 +1,14 @@
-//! Two connected queue pairs of one device, and a runner over the profiles.
+//! Two connected queue pairs, and a runner over the soft profiles and over RDMA devices.
 
 use std::future::Future;
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, ProtectionDomain, SoftConfig};
+use landfall::connect::cm::{CmConnection, CmListener, CmOptions};
+use landfall::device::{Device, Profile, ProtectionDomain};
 use landfall::memory::{Access, Exposed, Local, Memory, Region, Slice};
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QueuePair, Role};
+
+pub(crate) use crate::on::On;
 
 /// Far above what anything here takes; a hang fails instead of blocking the run.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -14,6 +17,8 @@ pub(crate) struct Side {
     pub(crate) pd: ProtectionDomain,
     pub(crate) cq: CompletionQueue,
     pub(crate) qp: QueuePair,
+    /// Its connection, where RDMA_CM has made one: the queue pair ends with it.
+    pub(crate) _cm: Option<CmConnection>,
 }
 
 pub(crate) struct Pair {
@@ -21,13 +26,14 @@ pub(crate) struct Pair {
     pub(crate) b: Side,
 }
 
-pub(crate) fn device(profile: Profile) -> Device {
-    Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap()
+/// The near end's.
+pub(crate) fn device(on: impl Into<On>) -> Device {
+    on.into().devices().0
 }
 
-/// A queue depth that every profile has, or `want` where it is smaller.
-pub(crate) fn depth(profile: Profile, want: u32) -> u32 {
-    want.min(device(profile).capabilities().max_qp_wr)
+/// A queue depth that the device has, or `want` where it is smaller.
+pub(crate) fn depth(on: impl Into<On>, want: u32) -> u32 {
+    want.min(device(on).capabilities().max_qp_wr)
 }
 
 impl Side {
@@ -35,7 +41,7 @@ impl Side {
         let pd = device.alloc_pd().unwrap();
         let cq = CompletionQueue::new(device, CqConfig::new(2 * depth).spin(spin)).unwrap();
         let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(depth, depth)).unwrap();
-        Self { pd, cq, qp }
+        Self { pd, cq, qp, _cm: None }
     }
 
     pub(crate) async fn local(&self, len: u64) -> Slice<Local> {
@@ -48,15 +54,21 @@ impl Side {
 }
 
 impl Pair {
-    pub(crate) async fn new(profile: Profile, want: u32) -> Self {
-        Self::spinning(profile, want, Duration::ZERO).await
+    pub(crate) async fn new(on: impl Into<On>, want: u32) -> Self {
+        Self::spinning(on, want, Duration::ZERO).await
     }
 
-    pub(crate) async fn spinning(profile: Profile, want: u32, spin: Duration) -> Self {
-        let device = device(profile);
-        let depth = depth(profile, want);
-        let (a, b) = (Side::new(&device, depth, spin), Side::new(&device, depth, spin));
-        connect(&a.qp, &b.qp).await;
+    /// Connected by hand, or by RDMA_CM where that is the only way.
+    pub(crate) async fn spinning(on: impl Into<On>, want: u32, spin: Duration) -> Self {
+        let on = on.into();
+        let ((near, far), depth) = (on.devices(), depth(on, want));
+        let (mut a, mut b) = (Side::new(&near, depth, spin), Side::new(&far, depth, spin));
+        if near.capabilities().oob {
+            connect(&a.qp, &b.qp).await;
+        } else {
+            let (client, server) = connect_managed(on, &a, &b).await;
+            (a._cm, b._cm) = (Some(client), Some(server));
+        }
         Self { a, b }
     }
 }
@@ -74,19 +86,53 @@ pub(crate) async fn connect(a: &QueuePair, b: &QueuePair) {
     a.connect(&to_b, Role::Active, patient()).await.unwrap();
 }
 
+pub(crate) fn options() -> CmOptions {
+    CmOptions::new().attributes(patient()).deadline(DEADLINE)
+}
+
+/// By RDMA_CM; `a` asks.
+pub(crate) async fn connect_managed(on: On, a: &Side, b: &Side) -> (CmConnection, CmConnection) {
+    let listener = CmListener::bind(b.pd.device(), on.any_port_of(1)).await.unwrap();
+    let serve = async { listener.accept().await.unwrap().accept(&b.qp, options()).await };
+    let (client, server) =
+        tokio::join!(CmConnection::connect(&a.qp, listener.local_addr(), options()), serve);
+    (client.unwrap(), server.unwrap())
+}
+
 /// The profiles whose queue pairs an exchange of addresses connects, as `connect` here does it. Those that only RDMA_CM
 /// connects are for tests that connect by it.
 pub(crate) fn profiles() -> Vec<Profile> {
     Profile::ALL.into_iter().filter(|p| p.capabilities().oob).collect()
 }
 
-/// Runs `test` for every such profile, on both kinds of runtime.
-pub(crate) fn every_profile<F: AsyncFn(Profile)>(test: F) {
-    for profile in profiles() {
-        for multi_thread in [false, true] {
-            eprintln!("profile {profile}, {}", if multi_thread { "multi-thread" } else { "current_thread" });
-            run(multi_thread, test(profile));
+/// Makes two tests of `async fn name(on: On)`: over every such profile, and on RDMA devices, which is ignored by default.
+/// `name(own_runtime)` does it for `fn name(on: On)`, which makes the runtimes that it wants.
+macro_rules! on_every_profile {
+    ($($name:ident $(($own:ident))?),+ $(,)?) => {$(
+        mod $name {
+            #[test]
+            fn soft() {
+                crate::harness::profiles().into_iter().for_each(|p| on(p.into()))
+            }
+            #[test]
+            #[ignore = "needs RDMA devices"]
+            fn verbs() {
+                on(crate::harness::On::Devices)
+            }
+            fn on(on: crate::harness::On) {
+                crate::harness::on_every_profile!(@ $name on $($own)?)
+            }
         }
+    )+};
+    (@ $name:ident $on:ident) => { crate::harness::on_both_runtimes($on, super::$name) };
+    (@ $name:ident $on:ident own_runtime) => { super::$name($on) };
+}
+pub(crate) use on_every_profile;
+
+pub(crate) fn on_both_runtimes<F: AsyncFn(On)>(on: On, test: F) {
+    for multi_thread in [false, true] {
+        eprintln!("{on:?}, {}", if multi_thread { "multi-thread" } else { "current_thread" });
+        run(multi_thread, test(on));
     }
 }
 

@@ -10,6 +10,11 @@ use landfall::ring::Op;
 
 use crate::harness::*;
 
+on_every_profile!(
+    r9_futures_are_awaited_on_another_runtime(own_runtime),
+    r9_every_count_of_writes_completes_beside_a_busy_task,
+);
+
 fn cpu_time() -> Duration {
     // SAFETY: an all-zero `rusage` is valid, and the call fills it.
     let usage = unsafe {
@@ -48,64 +53,57 @@ fn r8_waiting_costs_almost_no_cpu() {
     alone("r8_r9_runtime::r8_child");
 }
 
-#[test]
-fn r9_every_count_of_writes_completes_beside_a_busy_task() {
-    every_profile(async |profile| {
-        let pair = Pair::new(profile, 16).await;
-        let target = pair.b.exposed(64).await;
-        let source = pair.a.exposed(64).await;
-        let busy = tokio::spawn(async {
-            loop {
-                std::hint::black_box((0..1000u64).sum::<u64>());
-                tokio::task::yield_now().await;
-            }
-        });
-        for count in (1..=64).chain([96]) {
-            let writes: Vec<_> = (0..count)
-                .map(|_| pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole()))
-                .collect();
-            for write in writes {
-                write.await.0.unwrap();
-            }
+async fn r9_every_count_of_writes_completes_beside_a_busy_task(on: On) {
+    let pair = Pair::new(on, 16).await;
+    let target = pair.b.exposed(64).await;
+    let source = pair.a.exposed(64).await;
+    let busy = tokio::spawn(async {
+        loop {
+            std::hint::black_box((0..1000u64).sum::<u64>());
+            tokio::task::yield_now().await;
         }
-        busy.abort();
     });
+    for count in (1..=64).chain([96]) {
+        let writes: Vec<_> =
+            (0..count).map(|_| pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole())).collect();
+        for write in writes {
+            write.await.0.unwrap();
+        }
+    }
+    busy.abort();
 }
 
 /// The queues are driven by one runtime; the futures are awaited on another, and on no runtime at all.
-#[test]
-fn r9_futures_are_awaited_on_another_runtime() {
+fn r9_futures_are_awaited_on_another_runtime(on: On) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    for profile in profiles() {
-        let (pair, target, source) = runtime.block_on(async {
-            let pair = Pair::new(profile, 16).await;
-            let (target, source) = (pair.b.exposed(64).await, pair.a.exposed(64).await);
-            (pair, target, source)
-        });
-        let write = || pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole());
-        run(false, async {
-            for _ in 0..50 {
-                write().await.0.unwrap();
-            }
-        });
-        let write = write();
-        let thread = std::thread::current();
-        struct Unpark(std::thread::Thread);
-        impl std::task::Wake for Unpark {
-            fn wake(self: Arc<Self>) {
-                self.0.unpark();
-            }
+    let (pair, target, source) = runtime.block_on(async {
+        let pair = Pair::new(on, 16).await;
+        let (target, source) = (pair.b.exposed(64).await, pair.a.exposed(64).await);
+        (pair, target, source)
+    });
+    let write = || pair.a.qp.write(source.slice(..).unwrap(), target.remote().whole());
+    run(false, async {
+        for _ in 0..50 {
+            write().await.0.unwrap();
         }
-        let waker = Arc::new(Unpark(thread)).into();
-        let mut write = std::pin::pin!(write);
-        let result = loop {
-            match write.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
-                std::task::Poll::Ready((result, _)) => break result,
-                std::task::Poll::Pending => std::thread::park_timeout(DEADLINE),
-            }
-        };
-        assert_eq!(result.unwrap().bytes, 64);
+    });
+    let write = write();
+    let thread = std::thread::current();
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
     }
+    let waker = Arc::new(Unpark(thread)).into();
+    let mut write = std::pin::pin!(write);
+    let result = loop {
+        match write.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Ready((result, _)) => break result,
+            std::task::Poll::Pending => std::thread::park_timeout(DEADLINE),
+        }
+    };
+    assert_eq!(result.unwrap().bytes, 64);
 }
 
 #[test]

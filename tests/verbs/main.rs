@@ -17,6 +17,8 @@
 //!   oob_atomics      of these, the ones that have atomics
 //!   oob_shared_…     the same, with shared receive queues
 //!   oob_removal      the same, in the lab
+//!   faults           all, in the lab: the wire between them is spoiled
+//!   two_guests       all, in the lab with two guests
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
 
@@ -28,6 +30,7 @@ mod cm_only;
 mod cm_queue_pairs;
 mod counters;
 mod examples;
+mod faults;
 mod fork;
 mod harness;
 mod lab_events;
@@ -39,3 +42,4 @@ mod oob_removal;
 mod oob_shared_receives;
 mod raw;
 mod shared_receives;
+mod two_guests;

@@ -43,7 +43,8 @@ pub(crate) async fn transfer(from: &KvChannel, to: &KvChannel, count: u32, tag: 
     let (landed, _) = from.write(WriteRequest::new(&grant, source).tag(tag)).await;
     let landed = landed.unwrap();
     let expected = u64::from(layout.layers()) * u64::from(count) * layout.block_bytes();
-    assert!(landed.bytes == expected && landed.local <= landed.landed, "{landed:?}");
+    // Nothing is said of `local`: when an acknowledgement is lost, the confirmation comes before the completion.
+    assert_eq!(landed.bytes, expected);
     let arrival = to.next_arrival().await.unwrap();
     assert_eq!(arrival.tag(), tag);
     for layer in 0..layout.layers() {

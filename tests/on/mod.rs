@@ -1,0 +1,92 @@
+//! What a test runs on: a profile of the soft provider, or two RDMA devices that reach each other. Shared by the harnesses of
+//! `ring`, `kv` and `processes`, which make the tests; devices are found by the environment, as in `verbs`.
+
+// Each of these binaries uses a part of it.
+#![allow(dead_code)]
+
+use std::net::SocketAddr;
+
+use landfall::device::{Capabilities, Device, Profile, SoftConfig};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    /// The soft provider, both ends on one device.
+    Soft(Profile),
+    /// The RDMA devices that `RDMA_DEV0` and `RDMA_DEV1` name, whose addresses are `RDMA_IP0` and `RDMA_IP1`. The near end is
+    /// on the first of them, the far end on the second.
+    Devices,
+}
+
+impl From<Profile> for On {
+    fn from(profile: Profile) -> Self {
+        Self::Soft(profile)
+    }
+}
+
+impl On {
+    /// The devices of the near and of the far end.
+    pub(crate) fn devices(self) -> (Device, Device) {
+        match self {
+            Self::Soft(profile) => {
+                let device = Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap();
+                (device.clone(), device)
+            }
+            Self::Devices => {
+                let open = |name| Device::open(&variable(name)).unwrap();
+                (open("RDMA_DEV0"), open("RDMA_DEV1"))
+            }
+        }
+    }
+
+    /// Of the near end.
+    pub(crate) fn caps(self) -> Capabilities {
+        self.devices().0.capabilities().clone()
+    }
+
+    /// Where the end of this number listens.
+    pub(crate) fn any_port_of(self, end: usize) -> SocketAddr {
+        let address = match self {
+            Self::Soft(_) => "127.0.0.1".to_owned(),
+            Self::Devices => variable(["RDMA_IP0", "RDMA_IP1"][end]),
+        };
+        SocketAddr::new(address.parse().unwrap(), 0)
+    }
+
+    /// A number of rounds, of which a quarter is enough on devices: they may be emulated, and so may the processor.
+    pub(crate) fn rounds(self, n: u64) -> u64 {
+        match self {
+            Self::Soft(_) => n,
+            Self::Devices => n.div_ceil(4),
+        }
+    }
+
+    /// Whether queue pairs can be connected by an exchange of addresses. Tests that connect one side only, or by hand, need
+    /// it: RDMA_CM connects both sides or none.
+    pub(crate) fn by_hand(self) -> bool {
+        let device = self.devices().0;
+        if !device.capabilities().oob {
+            eprintln!("passed over: {} is connected by RDMA_CM only", device.name());
+        }
+        device.capabilities().oob
+    }
+
+    /// Whether a WRITE completes when the peer's device has acknowledged it. iWARP's completes when TCP has taken it: what it
+    /// does at the peer, a failure included, shows later, or to the peer only.
+    pub(crate) fn acknowledges(self) -> bool {
+        !self.is_iwarp()
+    }
+
+    /// Whether a message waits for a receive that comes later. iWARP has no "receiver not ready": it ends the connection.
+    pub(crate) fn waits_for_receives(self) -> bool {
+        !self.is_iwarp()
+    }
+
+    fn is_iwarp(self) -> bool {
+        self.devices().0.transport() == "verbs-iwarp"
+    }
+}
+
+fn variable(name: &str) -> String {
+    std::env::var(name)
+        .unwrap_or_else(|_| panic!("{name} is not set: tests on RDMA devices do not run without them"))
+}
