@@ -10,12 +10,12 @@ use landfall::kv::{
 };
 use landfall::ring::{CompletionQueue, CqConfig, QpConfig, QueuePair};
 
-use crate::common::{fill, on_every_profile, until, wrong};
+use crate::common::{fill, on_soft_profiles, until, wrong};
 
 const BLOCKS: u32 = 32;
 const BLOCK_BYTES: u64 = 16 << 10;
 
-on_every_profile!(
+on_soft_profiles!(
     k1_what_is_late_lands_whole,
     k2_a_connection_that_dies_at_any_byte_of_the_sender,
     k2_case_48_a_confirmation_that_is_lost_is_resolved_as_landed,

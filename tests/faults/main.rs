@@ -3,9 +3,12 @@
 //! A configuration is written as `LANDFALL_SOFT` has it, and names a failing run.
 
 // Of `kv`'s, the half that is used here.
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports, unused_macros)]
 #[path = "../kv/common.rs"]
 mod common;
 mod kv;
+#[allow(dead_code)]
+#[path = "../on/mod.rs"]
+mod on;
 mod process;
 mod ring;

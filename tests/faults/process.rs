@@ -7,7 +7,7 @@ use std::time::Duration;
 use landfall::device::{Device, Profile, SoftConfig};
 use landfall::kv::{ArrivalError, Grant, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
 
-use crate::common::{fill, on_every_profile, until, wrong};
+use crate::common::{fill, on_soft_profiles, until, wrong};
 
 const TO: &str = "LANDFALL_TEST_ADDRESS";
 const BLOCKS: u32 = 64;
@@ -35,7 +35,7 @@ fn dies() {
     });
 }
 
-on_every_profile!(k5_a_process_that_its_fault_kills_in_the_middle_of_a_message);
+on_soft_profiles!(k5_a_process_that_its_fault_kills_in_the_middle_of_a_message);
 
 async fn k5_a_process_that_its_fault_kills_in_the_middle_of_a_message(profile: Profile) {
     let endpoint = endpoint(Device::soft(SoftConfig::new().profile(profile)).unwrap()).await;

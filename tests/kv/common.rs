@@ -11,29 +11,39 @@ pub(crate) use crate::on::On;
 /// Longer than anything takes on a busy machine. A test that reaches it hangs, and says where.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Makes a test for each profile out of `async fn name(on: On)`, and one on RDMA devices, which is ignored by default.
-macro_rules! on_every_profile {
-    ($($name:ident),+ $(,)?) => {$(
+/// Makes a test for each profile out of `async fn name(profile)`, whose argument is a `Profile` or what is made of one.
+macro_rules! on_soft_profiles {
+    ($($name:ident $({ $more:item })?),+ $(,)?) => {$(
         mod $name {
             use landfall::device::Profile;
-            use crate::common::{On, run};
+            use crate::common::run;
             #[test]
-            fn default() { run(super::$name(On::Soft(Profile::Default))) }
+            fn default() { run(super::$name(Profile::Default.into())) }
             #[test]
-            fn erdma_compat() { run(super::$name(On::Soft(Profile::ErdmaCompat))) }
+            fn erdma_compat() { run(super::$name(Profile::ErdmaCompat.into())) }
             #[test]
-            fn erdma_standard() { run(super::$name(On::Soft(Profile::ErdmaStandard))) }
+            fn erdma_standard() { run(super::$name(Profile::ErdmaStandard.into())) }
             #[test]
-            fn siw() { run(super::$name(On::Soft(Profile::Siw))) }
+            fn siw() { run(super::$name(Profile::Siw.into())) }
             #[test]
-            fn srd() { run(super::$name(On::Soft(Profile::Srd))) }
+            fn srd() { run(super::$name(Profile::Srd.into())) }
             #[test]
-            fn tiny() { run(super::$name(On::Soft(Profile::Tiny))) }
-            #[test]
-            #[ignore = "needs RDMA devices"]
-            fn verbs() { run(super::$name(On::Devices)) }
+            fn tiny() { run(super::$name(Profile::Tiny.into())) }
+            $($more)?
         }
     )+};
+}
+pub(crate) use on_soft_profiles;
+
+/// The same out of `async fn name(on: On)`, and a test on RDMA devices, which is ignored by default.
+macro_rules! on_every_profile {
+    ($($name:ident),+ $(,)?) => {
+        $crate::common::on_soft_profiles!($($name {
+            #[test]
+            #[ignore = "needs RDMA devices"]
+            fn verbs() { run(super::$name($crate::common::On::Devices)) }
+        }),+);
+    };
 }
 pub(crate) use on_every_profile;
 
