@@ -16,7 +16,12 @@ struct Queue {
     running: bool,
 }
 
+#[cfg(not(landfall_loom))]
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new(), running: false });
+// No model runs this: a lock of the model checker cannot be static.
+#[cfg(landfall_loom)]
+static QUEUE: std::sync::LazyLock<Mutex<Queue>> =
+    std::sync::LazyLock::new(|| Mutex::new(Queue { jobs: VecDeque::new(), running: false }));
 
 /// Runs `job` soon, on the thread; on this one when there can be no thread.
 pub(crate) fn run(job: impl FnOnce() + Send + 'static) {
