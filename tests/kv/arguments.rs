@@ -42,7 +42,7 @@ async fn r10_every_wrong_setting_is_named_before_anybody_connects() {
         ("heartbeat", config().heartbeat(Duration::ZERO)),
         ("heartbeat", config().heartbeat(Duration::MAX)),
         ("peer_timeout", config().peer_timeout(Duration::MAX)),
-        ("peer_timeout", config().heartbeat(Duration::from_secs(3))),
+        ("peer_timeout", config().heartbeat(Duration::from_secs(3)).peer_timeout(Duration::from_secs(5))),
         ("abort_grace", config().abort_grace(Duration::MAX)),
         ("abort_grace", config().abort_grace(Duration::ZERO)),
         ("deadline", config().deadline(Duration::ZERO)),
