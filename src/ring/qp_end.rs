@@ -143,10 +143,11 @@ impl QpCore {
     ///
     /// A shared receive queue waits for the queue pairs that receive by it; they are killed, too, by whoever kills it.
     pub(crate) fn kill(self: &Arc<Self>, error: Option<OpError>) {
+        // Before the flushes, which somebody else may hand in first (R6).
+        if let Some(error) = &error {
+            self.tie.cause.record(error.clone());
+        }
         if self.tie.shared {
-            if let Some(error) = error {
-                self.tie.cause.record(error);
-            }
             return self.close();
         }
         self.tie.closing.store(true, Ordering::Release);
