@@ -68,8 +68,6 @@
 //!   attr.rs     attributes of a connection, limits of private data     private.rs  landfall's own private data
 //! ```
 
-#![allow(dead_code)] // Consumer of `connect`, `accept` and `private`: the KV bootstrap.
-
 mod attr;
 mod offer;
 pub(crate) mod private;
