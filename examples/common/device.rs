@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use landfall::connect::cm;
 use landfall::device::{Device, Profile, SoftConfig};
 use landfall::error::DeviceError;
-use landfall::kv::Bootstrap;
+use landfall::kv::{Bootstrap, BootstrapError};
 
 use super::{Error, data_address};
 
@@ -61,7 +61,7 @@ impl DeviceArgs {
             "--port" => self.verbs.port = Some(number(flag, &value()?, 1, 255)? as u8),
             "--gid-index" => self.verbs.gid_index = Some(number(flag, &value()?, 0, 255)? as u32),
             "--profile" => self.profile = Some(value()?.parse().map_err(words)?),
-            "--bootstrap" => self.bootstrap = value()?.parse().map_err(words)?,
+            "--bootstrap" => self.bootstrap = value()?.parse().map_err(|e: BootstrapError| e.to_string())?,
             _ => return Ok(false),
         }
         if matches!(flag, "--device" | "--peer-device" | "--port" | "--gid-index") {
