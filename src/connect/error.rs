@@ -103,11 +103,14 @@ pub enum ConnectError {
     },
     /// The deadline passed.
     #[error(
-        "{stage}: not done within {after:?}; check that the peer is alive and reachable, or allow more time"
+        "{stage}{}: not done within {after:?}; check that the peer is alive and reachable, or allow more time",
+        At(to)
     )]
     Timeout {
         /// What was awaited.
         stage: Stage,
+        /// The address dialled, on the side that dials.
+        to: Option<SocketAddr>,
         /// The time that the whole connect was given.
         after: Duration,
     },
@@ -398,6 +401,15 @@ impl ConnectError {
 
     pub(crate) fn malformed(stage: Stage, what: impl fmt::Display) -> Self {
         Self::Malformed { stage, what: what.to_string() }
+    }
+}
+
+/// The address that was dialled, as words of a message.
+struct At<'a>(&'a Option<SocketAddr>);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |addr| write!(f, " with {addr}"))
     }
 }
 

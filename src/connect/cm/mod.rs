@@ -245,6 +245,7 @@ async fn connect_target(
     deadline: Deadline,
 ) -> Result<Connection, ConnectError> {
     attr::check_request(private)?;
+    let deadline = deadline.of(to);
     match qp {
         Target::Soft(qp) => {
             soft::connect(device, qp, to, *attr, private, deadline).await.map(Connection::Soft)
