@@ -220,7 +220,7 @@ impl VerbsRequest {
             if !target.is_iwarp() {
                 target.ready(&id, &attr).map_err(|e| not_ready(e, stage))?;
             }
-            target.accept(&id, &attr, &reply).map_err(|e| failed_reply(e, stage))
+            target.accept(&id, &attr, &reply).map_err(|e| failed_reply(e, stage, || id.is_over()))
         });
         deadline.run(stage, async { accepting.await? }).await?;
         let stage = Stage::Established;

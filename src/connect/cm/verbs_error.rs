@@ -56,21 +56,26 @@ pub(super) fn failed_call(
 }
 
 /// The acceptance was refused: by the state of a request that the client has withdrawn meanwhile (RDMA_CM does not tell of
-/// that before), or for another reason.
-pub(super) fn failed_reply(error: io::Error, stage: Stage) -> ConnectError {
-    match error.raw_os_error() {
-        Some(libc::EINVAL | libc::ENOTCONN | libc::ECONNRESET) => {
+/// that before), or for another reason. `is_over` asks RDMA_CM which it was, where the number says either.
+pub(super) fn failed_reply(error: io::Error, stage: Stage, is_over: impl FnOnce() -> bool) -> ConnectError {
+    let over = match error.raw_os_error() {
+        Some(libc::ENOTCONN | libc::ECONNRESET) => true,
+        Some(libc::EINVAL) => is_over(),
+        _ => false,
+    };
+    match over {
+        true => {
             tracing::debug!(%error, "a request cannot be accepted any more");
             ConnectError::Closed { stage }
         }
-        _ => ConnectError::Manager { stage, what: "rdma_accept", source: error },
+        false => ConnectError::Manager { stage, what: "rdma_accept", source: error },
     }
 }
 
 /// The queue pair could not be made ready.
 pub(super) fn not_ready(error: NotReady, stage: Stage) -> ConnectError {
     match error {
-        NotReady::Over(error) => failed_reply(error, stage),
+        NotReady::Over(error) => failed_reply(error, stage, || true),
         NotReady::Refused(error) => ConnectError::resources(error),
     }
 }
@@ -195,7 +200,10 @@ mod tests {
         assert!(matches!(bind(libc::ENODEV), ConnectError::OtherDevice { .. }));
         assert!(matches!(bind(libc::EADDRNOTAVAIL), ConnectError::OtherDevice { .. }));
         assert!(matches!(bind(libc::EACCES), ConnectError::Manager { .. }));
-        assert!(matches!(failed_reply(os(libc::EINVAL), STAGE), ConnectError::Closed { .. }));
-        assert!(matches!(failed_reply(os(libc::ENOMEM), STAGE), ConnectError::Manager { .. }));
+        let reply = |code, over| failed_reply(os(code), STAGE, || over);
+        assert!(matches!(reply(libc::EINVAL, true), ConnectError::Closed { .. }));
+        assert!(matches!(reply(libc::EINVAL, false), ConnectError::Manager { .. }));
+        assert!(matches!(reply(libc::ECONNRESET, false), ConnectError::Closed { .. }));
+        assert!(matches!(reply(libc::ENOMEM, true), ConnectError::Manager { .. }));
     }
 }

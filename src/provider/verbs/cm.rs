@@ -311,6 +311,11 @@ impl CmId {
         }
     }
 
+    /// Whether RDMA_CM has no attributes for a queue pair of this connection any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.qp_attr(IBV_QPS_INIT).is_err()
+    }
+
     /// What RDMA_CM wants a queue pair of this connection to have in `state`.
     pub(super) fn qp_attr(&self, state: ibv_qp_state) -> io::Result<(ibv_qp_attr, ibv_qp_attr_mask)> {
         let held = self.hold();
