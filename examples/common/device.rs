@@ -1,6 +1,6 @@
 //! The device that an example runs on, and how it is connected: the options that name them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use landfall::connect::cm;
 use landfall::device::{Device, Profile, SoftConfig};
@@ -138,8 +138,8 @@ impl DeviceArgs {
     }
 }
 
-/// An address of `device` that a connection manager can listen on.
-pub(crate) async fn managed_address(device: &Device) -> Result<IpAddr, Error> {
+/// An address of `device` that a connection manager can listen on, with port 0.
+pub(crate) async fn managed_address(device: &Device) -> Result<SocketAddr, Error> {
     let none = || format!("{} has no IP address: give its network interface one", device.name());
     Ok(cm::addresses(device).await?.first().copied().ok_or_else(none)?)
 }
