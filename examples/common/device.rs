@@ -1,11 +1,11 @@
 //! The device that an example runs on, and how it is connected: the options that name them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use landfall::connect::cm;
 use landfall::device::{Device, Profile, SoftConfig};
 use landfall::error::DeviceError;
-use landfall::kv::Bootstrap;
+use landfall::kv::{Bootstrap, BootstrapError};
 
 use super::{Error, data_address};
 
@@ -61,7 +61,7 @@ impl DeviceArgs {
             "--port" => self.verbs.port = Some(number(flag, &value()?, 1, 255)? as u8),
             "--gid-index" => self.verbs.gid_index = Some(number(flag, &value()?, 0, 255)? as u32),
             "--profile" => self.profile = Some(value()?.parse().map_err(words)?),
-            "--bootstrap" => self.bootstrap = value()?.parse().map_err(words)?,
+            "--bootstrap" => self.bootstrap = value()?.parse().map_err(|e: BootstrapError| e.to_string())?,
             _ => return Ok(false),
         }
         if matches!(flag, "--device" | "--peer-device" | "--port" | "--gid-index") {
@@ -138,8 +138,8 @@ impl DeviceArgs {
     }
 }
 
-/// An address of `device` that a connection manager can listen on.
-pub(crate) async fn managed_address(device: &Device) -> Result<IpAddr, Error> {
+/// An address of `device` that a connection manager can listen on, with port 0.
+pub(crate) async fn managed_address(device: &Device) -> Result<SocketAddr, Error> {
     let none = || format!("{} has no IP address: give its network interface one", device.name());
     Ok(cm::addresses(device).await?.first().copied().ok_or_else(none)?)
 }

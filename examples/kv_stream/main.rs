@@ -78,7 +78,9 @@ async fn run(args: &Args) -> Result<(), Error> {
 /// A peer process listens where its parent reaches it: a connection manager wants an address of the device.
 async fn listen_address(args: &Args, endpoint: &KvEndpoint, given: SocketAddr) -> Result<SocketAddr, Error> {
     if args.child && args.device.is_verbs() && args.device.by_manager(endpoint.device()) {
-        return Ok((managed_address(endpoint.device()).await?, given.port()).into());
+        let mut at = managed_address(endpoint.device()).await?;
+        at.set_port(given.port());
+        return Ok(at);
     }
     Ok(given)
 }

@@ -192,12 +192,11 @@ async fn serve_one(
 
 /// Where this side listens for one measurement.
 async fn data_address_of(device: &Device, plan: Plan, exchange: &Exchange) -> Result<SocketAddr, Error> {
-    let ip = match (device.is_rdma(), plan.by_manager) {
-        (false, _) => device.address(),
-        (true, false) => exchange.local_ip()?,
+    Ok(match (device.is_rdma(), plan.by_manager) {
+        (false, _) => (device.address(), 0).into(),
+        (true, false) => (exchange.local_ip()?, 0).into(),
         (true, true) => managed_address(device).await?,
-    };
-    Ok((ip, 0).into())
+    })
 }
 
 async fn is_through(exchange: &mut Exchange) -> Result<(), Error> {

@@ -5,8 +5,6 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tokio::time::timeout_at;
-
 use super::cm::{self, CmAttr, private};
 use super::deadline::Deadline;
 use super::error::{ConnectError, Stage};
@@ -111,15 +109,15 @@ pub(crate) async fn dial_cm(
     for (i, &addr) in addrs.iter().enumerate() {
         // One that was tried is not used again.
         let mut stream = deadline.run(Stage::Dial, Inband::open(pd)).await?;
-        let dial = cm::connect(pd.device(), stream.qp(), addr, &ATTR, &ours, deadline);
-        failed = match timeout_at(deadline.share(addrs.len() - i), dial).await {
-            Ok(Ok(line)) => {
+        // Its every stage ends with the share, and says which it was.
+        let share = deadline.share(addrs.len() - i);
+        failed = match cm::connect(pd.device(), stream.qp(), addr, &ATTR, &ours, share).await {
+            Ok(line) => {
                 private::parse(line.private_data(), Stage::Reply)?;
                 stream.attach(line);
                 return Ok((stream, addr));
             }
-            Ok(Err(error)) => by_version(error),
-            Err(_) => deadline.timeout(Stage::Dial),
+            Err(error) => by_version(error),
         };
     }
     Err(failed)

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -9,28 +10,35 @@ use tokio::time::{Instant, timeout_at};
 use super::error::{ConnectError, Stage};
 use crate::clock::later;
 
-/// A point in time, and the duration that the caller gave (for the error).
+/// A point in time; the duration that the caller gave, and the address dialled, where there is one (for the error).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     at: Instant,
     after: Duration,
+    to: Option<SocketAddr>,
 }
 
 impl Deadline {
     /// The deadline that lies `after` from now.
     pub(crate) fn after(after: Duration) -> Self {
-        Self { at: later(Instant::now().into_std(), after).into(), after }
+        Self { at: later(Instant::now().into_std(), after).into(), after, to: None }
     }
 
     /// This deadline, or `cap` from now when that is earlier.
     pub(crate) fn capped(self, cap: Duration) -> Self {
         let other = Self::after(cap);
-        if other.at < self.at { other } else { self }
+        if other.at < self.at { Self { to: self.to, ..other } } else { self }
     }
 
     /// An equal share of the time left for each of `parts`.
-    pub(crate) fn share(self, parts: usize) -> Instant {
-        Instant::now() + self.left() / u32::try_from(parts.max(1)).unwrap_or(u32::MAX)
+    pub(crate) fn share(self, parts: usize) -> Self {
+        let share = self.left() / u32::try_from(parts.max(1)).unwrap_or(u32::MAX);
+        Self { at: Instant::now() + share, ..self }
+    }
+
+    /// This deadline; its error names the address dialled.
+    pub(crate) fn of(self, to: SocketAddr) -> Self {
+        Self { to: Some(to), ..self }
     }
 
     /// The time left.
@@ -40,7 +48,12 @@ impl Deadline {
 
     /// The error of a `stage` that reached this deadline.
     pub(crate) fn timeout(self, stage: Stage) -> ConnectError {
-        ConnectError::Timeout { stage, after: self.after }
+        ConnectError::Timeout { stage, to: self.to, after: self.after }
+    }
+
+    /// Runs anything until the deadline. `None` when that has come.
+    pub(crate) async fn within<T>(self, fut: impl Future<Output = T>) -> Option<T> {
+        timeout_at(self.at, fut).await.ok()
     }
 
     /// Runs `io` until the deadline.

@@ -95,7 +95,7 @@ pub enum ConnectError {
     },
     /// Nobody listens there.
     #[error(
-        "{addr} refused the connection: nothing listens there; start the peer first, or correct the address"
+        "{addr} refused the connection: nothing listens there, or the peer bootstraps differently (oob, cm); start the peer first, correct the address, or choose one bootstrap on both sides"
     )]
     Refused {
         /// The address dialled.
@@ -103,11 +103,14 @@ pub enum ConnectError {
     },
     /// The deadline passed.
     #[error(
-        "{stage}: not done within {after:?}; check that the peer is alive and reachable, or allow more time"
+        "{stage}{}: not done within {after:?}; check that the peer is alive and reachable, or allow more time",
+        At(to)
     )]
     Timeout {
         /// What was awaited.
         stage: Stage,
+        /// The address dialled, on the side that dials.
+        to: Option<SocketAddr>,
         /// The time that the whole connect was given.
         after: Duration,
     },
@@ -292,6 +295,15 @@ pub enum ConnectError {
         /// Where RDMA_CM leads, with its port.
         found: String,
     },
+    /// An IPv6 link-local address that does not say of which interface it is.
+    #[error(
+        "{addr} is link-local and does not say of which interface: add the interface's index (`ip link` has it), as in [fe80::1%2]:{}",
+        addr.port()
+    )]
+    NoScope {
+        /// The address.
+        addr: SocketAddr,
+    },
     /// No network interface of the device has an address from which the peer's could be reached.
     #[error(
         "{device} has no address of the family of {addr} to connect from; give its network interface one"
@@ -303,7 +315,7 @@ pub enum ConnectError {
         addr: SocketAddr,
     },
     /// RDMA_CM failed.
-    #[error("{stage}: {what} failed")]
+    #[error("{stage}: {what} failed{}", manager_fix(source))]
     Manager {
         /// What was going on.
         stage: Stage,
@@ -350,6 +362,7 @@ impl ConnectError {
             | Self::Invalid { .. }
             | Self::PrivateDataTooLong { .. }
             | Self::OtherDevice { .. }
+            | Self::NoScope { .. }
             | Self::NoLocalAddress { .. }
             | Self::Resources { .. }
             | Self::RefusedAsMalformed { .. } => Fault::Local,
@@ -398,6 +411,38 @@ impl ConnectError {
 
     pub(crate) fn malformed(stage: Stage, what: impl fmt::Display) -> Self {
         Self::Malformed { stage, what: what.to_string() }
+    }
+}
+
+/// The address that was dialled, as words of a message.
+struct At<'a>(&'a Option<SocketAddr>);
+
+impl fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |addr| write!(f, " with {addr}"))
+    }
+}
+
+/// What to do about RDMA_CM's `error`, as the end of a message.
+fn manager_fix(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => {
+            "; let this user read and write /dev/infiniband/*, and use the port (below 1024 it takes CAP_NET_BIND_SERVICE)"
+        }
+        Some(libc::EMFILE | libc::ENFILE) => "; raise the limit of open files (`ulimit -n`)",
+        Some(libc::ENOMEM | libc::EAGAIN | libc::ENOBUFS) => {
+            "; raise the limits of locked memory and of threads (`ulimit -l`, `ulimit -u`), or close connections"
+        }
+        Some(libc::ENODEV | libc::ENXIO | libc::EIO) => {
+            "; check that the device is there and its link up (`rdma link`), or open another one"
+        }
+        Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => {
+            "; update the kernel and rdma-core, or open another device"
+        }
+        Some(libc::ECONNRESET | libc::ECONNABORTED | libc::EPIPE | libc::EPROTO) => {
+            "; the connection broke: check the peer's log, and retry"
+        }
+        _ => "",
     }
 }
 

@@ -268,7 +268,7 @@ mod tests {
             let after = Duration::from_millis(20);
             let got = read(&mut ours, Stage::Hello, Deadline::after(after)).await;
             assert!(
-                matches!(got, Err(ConnectError::Timeout { stage: Stage::Hello, after: a }) if a == after),
+                matches!(got, Err(ConnectError::Timeout { stage: Stage::Hello, after: a, .. }) if a == after),
                 "cut at {cut}: {got:?}"
             );
         }

@@ -20,13 +20,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::unix::AsyncFd;
+use tokio::task::spawn_blocking;
 
 use super::cm::Connection;
 use super::error::ConnectError;
 use super::lines::Lines;
 use crate::device::ProtectionDomain;
+use crate::error::DeviceError;
 use crate::memory::{Local, Memory, Slice};
-use crate::provider::{Armed, Cq, Cqe, Qp, QpInit, RecvWr, SendOp, Sge, WcStatus, WrChain};
+use crate::provider::{self, Armed, Cq, Cqe, Qp, QpInit, RecvWr, SendOp, Sge, WcStatus, WrChain};
 use crate::reactor::{self, ChannelFd};
 use window::Window;
 
@@ -54,7 +56,8 @@ const END: u8 = 1;
 /// The stream, or a queue pair that is going to carry one: it is connected by whoever opened it.
 #[derive(Debug)]
 pub(crate) struct Inband {
-    // The queue pair goes first: afterwards no device touches the buffers (R7).
+    // The queue pair goes first. On an RDMA device it is destroyed, and the memory deregistered, some time after the drop;
+    // the buffers stay mapped until they are deregistered (R7).
     qp: Qp,
     /// Under the queue pair, and its end.
     line: Arc<Lines>,
@@ -112,16 +115,14 @@ impl Inband {
             (0..WINDOW).map(|_| next()).collect()
         };
         let (recv, send) = (buffers(), buffers());
-        let channel = pd.device().provider().create_channel().map_err(ConnectError::resources)?;
-        let cq = channel.create_cq(2 * WINDOW).map_err(ConnectError::resources)?;
-        let init = QpInit {
-            max_send_wr: WINDOW,
-            max_recv_wr: WINDOW,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
+        // A driver may take its time (R9).
+        let pd = pd.clone();
+        let (channel, cq, qp) = match spawn_blocking(move || create(&pd)).await {
+            Ok(created) => created?,
+            Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+            // The runtime was shut down before this had run.
+            Err(_) => return Err(ConnectError::resources(DeviceError::NoRuntime)),
         };
-        let qp = pd.provider().create_qp(&cq, &cq, init).map_err(ConnectError::resources)?;
         let events = reactor::watch(&channel).map_err(ConnectError::resources)?;
         let this = Self {
             qp,
@@ -314,6 +315,16 @@ impl Inband {
         cx.waker().wake_by_ref();
         Poll::Pending
     }
+}
+
+/// May block.
+fn create(pd: &ProtectionDomain) -> Result<(provider::Channel, Cq, Qp), ConnectError> {
+    let channel = pd.device().provider().create_channel().map_err(ConnectError::resources)?;
+    let cq = channel.create_cq(2 * WINDOW).map_err(ConnectError::resources)?;
+    let init =
+        QpInit { max_send_wr: WINDOW, max_recv_wr: WINDOW, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let qp = pd.provider().create_qp(&cq, &cq, init).map_err(ConnectError::resources)?;
+    Ok((channel, cq, qp))
 }
 
 fn head(kind: u8, returned: u32) -> [u8; HEAD] {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
-use tokio::time::timeout_at;
 
 use super::deadline::Deadline;
 use super::error::{ConnectError, Stage, is_exhaustion};
@@ -117,18 +116,18 @@ pub(crate) async fn dial(target: &str, deadline: Deadline) -> Result<TcpStream, 
     let addrs = resolve(target, deadline).await?;
     let mut failed = deadline.timeout(Stage::Dial);
     for (i, addr) in addrs.iter().enumerate() {
-        let share = deadline.share(addrs.len() - i);
-        failed = match timeout_at(share, TcpStream::connect(addr)).await {
-            Ok(Ok(stream)) if is_self(&stream) => ConnectError::Refused { addr: *addr },
-            Ok(Ok(stream)) => {
+        let share = deadline.of(*addr).share(addrs.len() - i);
+        failed = match share.within(TcpStream::connect(addr)).await {
+            Some(Ok(stream)) if is_self(&stream) => ConnectError::Refused { addr: *addr },
+            Some(Ok(stream)) => {
                 stream.set_nodelay(true).map_err(|source| ConnectError::Io { stage: Stage::Dial, source })?;
                 return Ok(stream);
             }
-            Ok(Err(e)) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            Some(Err(e)) if e.kind() == io::ErrorKind::ConnectionRefused => {
                 ConnectError::Refused { addr: *addr }
             }
-            Ok(Err(e)) => ConnectError::io(Stage::Dial, e),
-            Err(_) => deadline.timeout(Stage::Dial),
+            Some(Err(e)) => ConnectError::io(Stage::Dial, e),
+            None => share.timeout(Stage::Dial),
         };
     }
     Err(failed)

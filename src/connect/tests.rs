@@ -336,7 +336,11 @@ async fn b1_case_26_an_address_that_swallows_packets_meets_the_deadline_while_ot
     let after = Duration::from_millis(300);
     let mut swallowed = tokio::spawn(async move {
         let e = dial(&addr.to_string(), Deadline::after(after)).await.unwrap_err();
-        assert!(matches!(e, ConnectError::Timeout { stage: Stage::Dial, after: a } if a == after), "{e:?}");
+        assert!(
+            matches!(e, ConnectError::Timeout { stage: Stage::Dial, to: Some(to), after: a } if a == after && to == addr),
+            "{e:?}"
+        );
+        assert!(e.to_string().contains(&addr.to_string()), "{e}");
     });
     // On the same thread, connects go through until the dial has ended.
     let mut connects = 0u32;

@@ -69,15 +69,18 @@ impl fmt::Display for Bootstrap {
 }
 
 impl FromStr for Bootstrap {
-    type Err = DeviceError;
+    type Err = BootstrapError;
 
-    fn from_str(s: &str) -> Result<Self, DeviceError> {
-        Self::ALL.into_iter().find(|b| b.name() == s).ok_or_else(|| DeviceError::Config {
-            what: "bootstrap",
-            got: s.to_owned(),
-            expected: "one of auto, oob, cm".to_owned(),
-        })
+    fn from_str(s: &str) -> Result<Self, BootstrapError> {
+        Self::ALL.into_iter().find(|b| b.name() == s).ok_or_else(|| BootstrapError { got: s.to_owned() })
     }
+}
+
+/// Not the name of a [`Bootstrap`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no bootstrap {got:?}; it is one of auto, oob, cm")]
+pub struct BootstrapError {
+    got: String,
 }
 
 /// A way that a device has.

@@ -80,11 +80,12 @@ pub(super) async fn dial_peer(
     match chosen.way {
         Way::Oob => {
             let stream = dial(target, deadline).await?;
+            let deadline = stream.peer_addr().map_or(deadline, |at| deadline.of(at));
             ask(shared, stream, None, expect, chosen, deadline).await
         }
         Way::Cm => {
             let (stream, peer) = dial_cm(&shared.pd, target, shared.epoch, deadline).await?;
-            ask(shared, stream, Some(peer), expect, chosen, deadline).await
+            ask(shared, stream, Some(peer), expect, chosen, deadline.of(peer)).await
         }
     }
 }

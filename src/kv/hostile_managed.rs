@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::hostile::{PATIENCE, all_free, check, hello, server};
+use super::hostile::{PATIENCE, all_free, check, endpoint, hello, server};
 use super::*;
 use crate::connect::cm::{self, CmAttr, private};
-use crate::connect::{ConnectError, Deadline, Expect, Hello, Inband, client, dial_cm};
+use crate::connect::{self, ConnectError, Deadline, Expect, Hello, Inband, client, dial_cm};
 use crate::device::{Device, ProtectionDomain, SoftConfig};
 use crate::provider::{self, QpInit};
 
@@ -210,4 +210,44 @@ async fn k5_a_client_that_never_speaks_first_is_lost() {
     let closed = tokio::time::timeout(PATIENCE, channel.closed()).await.expect("it ends");
     assert_eq!(closed.cause(), Cause::PeerLost, "{closed}");
     all_free(&server).await;
+}
+
+/// K6: a server whose queue pairs answer as another epoch than its hello, at the first one and at a later one.
+#[tokio::test]
+async fn k6_queue_pairs_that_answer_as_another_epoch_are_refused() {
+    let any = SocketAddr::from((std::net::Ipv4Addr::LOCALHOST, 0));
+    for wrong_at in 0..2 {
+        let pd = domain();
+        let front = connect::CmListener::bind(pd.device(), any).await.unwrap();
+        let client = endpoint(by_cm().qps(2)).await;
+        let server = async {
+            let incoming = front.accept(PATIENCE).await.unwrap().open(&pd, 7).await.unwrap();
+            let offer = incoming.hello(7).await.unwrap();
+            let entrance = cm::Listener::bind(pd.device(), any).await.unwrap();
+            let mut reply = hello(7);
+            reply.connection_id = offer.hello.connection_id;
+            reply.qps = offer.hello.qps.clone();
+            reply.cm_port = entrance.local_addr().port();
+            let admit = async {
+                let mut held = Vec::new();
+                for n in 0..=wrong_at {
+                    let bare = Bare::new(&pd);
+                    let request = entrance.accept().await.unwrap();
+                    let epoch = private::encode(if n == wrong_at { 8 } else { 7 });
+                    let line = request.accept(&bare.qp, &ATTR, &epoch, far());
+                    held.push((line.await.unwrap(), bare));
+                }
+                // The client gives up, and what was connected with it.
+                for (line, _) in &held {
+                    tokio::time::timeout(PATIENCE, line.disconnected()).await.expect("it is given up");
+                }
+            };
+            let (accepted, ()) = tokio::join!(offer.accept(&reply), admit);
+            assert!(matches!(accepted, Err(ConnectError::Closed { stage: connect::Stage::Ready })));
+        };
+        let (refused, ()) = tokio::join!(client.connect(front.local_addr()), server);
+        let Err(ConnectError::IdentityMismatch { expected, got }) = refused else { panic!("{refused:?}") };
+        assert!(expected.ends_with('7') && got.ends_with('8'), "{expected}, {got}");
+        all_free(&client).await;
+    }
 }

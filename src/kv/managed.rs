@@ -67,7 +67,7 @@ impl Entrance {
     }
 }
 
-/// Asks the peer at `to` for each of its queue pairs.
+/// Asks the peer at `to` for each of its queue pairs. Whoever answers with another epoch is refused.
 pub(super) async fn ask(
     shared: &Shared,
     mut built: Built,
@@ -83,6 +83,14 @@ pub(super) async fn ask(
     let (attr, ours) = (attr(shared, agreed), private::encode(shared.epoch));
     for n in 0..built.trim(peer, agreed) {
         let line = cm::connect(&shared.device, built.qp(n)?, to, &attr, &ours, deadline).await?;
+        // The port may be another process's by now (K6).
+        let epoch = private::parse(line.private_data(), Stage::Reply)?;
+        if epoch != peer.epoch {
+            return Err(ConnectError::IdentityMismatch {
+                expected: format!("epoch {:#018x}", peer.epoch),
+                got: format!("epoch {epoch:#018x}"),
+            });
+        }
         built.lines.push(line);
     }
     Ok(built)

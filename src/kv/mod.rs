@@ -62,7 +62,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use arrival::{Arrival, ArrivalError};
 pub use blocks::Blocks;
-pub use bootstrap::Bootstrap;
+pub use bootstrap::{Bootstrap, BootstrapError};
 pub use channel::{Arrivals, GrantRefusal, GrantRefused, KvChannel};
 #[cfg(test)]
 pub(crate) use config::CONTROL_BYTES;

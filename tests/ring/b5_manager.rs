@@ -1,6 +1,7 @@
 //! Queue pairs that the connection manager connects, on every profile of the soft provider and on RDMA devices.
 
 use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -119,8 +120,11 @@ fn b4_a_hundred_failed_connects_leave_no_descriptor() {
 fn failed_connects() {
     run(false, async {
         let device = device(Profile::Default);
-        let any = "127.0.0.1:0".parse().unwrap();
-        let closed = CmListener::bind(&device, any).await.unwrap().local_addr();
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        // Bound and never listening: the port is nobody else's.
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&any.into()).unwrap();
+        let closed = socket.local_addr().unwrap().as_socket().unwrap();
         let listener = CmListener::bind(&device, any).await.unwrap();
         let to = listener.local_addr();
         let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();

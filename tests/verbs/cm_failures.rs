@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::Duration;
 
-use landfall::connect::cm::{CmConnection, CmListener, CmRequest};
+use landfall::connect::cm::{CmConnection, CmListener, CmOptions, CmRequest};
 use landfall::connect::{ConnectError, Stage};
 
 use crate::cm_harness::*;
@@ -15,9 +15,9 @@ fn side(number: usize) -> Side {
     Side::new(number, 4, Duration::ZERO)
 }
 
-/// A port on which nobody listens.
-async fn nobody() -> SocketAddr {
-    listener().await.local_addr()
+/// A port on which nobody ever listened: below those that are given out. One that was closed may go on for a while.
+fn nobody() -> SocketAddr {
+    SocketAddr::new(address(1), 1)
 }
 
 #[test]
@@ -25,7 +25,7 @@ async fn nobody() -> SocketAddr {
 fn b4_nobody_listens() {
     on_both_runtimes(async || {
         let a = side(0);
-        let to = nobody().await;
+        let to = nobody();
         let error = CmConnection::connect(&a.qp, to, options()).await.unwrap_err();
         assert!(matches!(error, ConnectError::Refused { addr } if addr == to), "{}", chain(&error));
     });
@@ -104,7 +104,8 @@ fn b4_an_address_that_nobody_has() {
         };
         octets[3] = 77;
         let to = SocketAddr::from((octets, 4791));
-        let error = CmConnection::connect(&a.qp, to, options()).await.unwrap_err();
+        // With the time that a connect has by default: RDMA_CM says so before it is over.
+        let error = CmConnection::connect(&a.qp, to, CmOptions::new()).await.unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { addr, .. } if addr == to), "{}", chain(&error));
         assert!(error.to_string().contains(&name(0)), "{error}");
     });
@@ -120,6 +121,7 @@ fn b4_a_peer_that_does_not_answer_costs_no_more_than_the_deadline() {
         // It takes no requests.
         let error = CmConnection::connect(&a.qp, listener.local_addr(), short.clone()).await.unwrap_err();
         assert!(matches!(error, ConnectError::Timeout { stage: Stage::Reply, .. }), "{}", chain(&error));
+        assert!(error.to_string().contains(&listener.local_addr().to_string()), "{error}");
         // A client that is gone when its request is accepted.
         let request = listener.accept().await.unwrap();
         match request.accept(&b.qp, short).await {
@@ -220,7 +222,7 @@ async fn fail(kind: usize, listener: &CmListener, closed: SocketAddr) {
 #[ignore = "needs RDMA devices"]
 fn b4_a_hundred_failed_connects_leave_nothing() {
     run(true, async {
-        let closed = nobody().await;
+        let closed = nobody();
         let listener = listener().await;
         // What the libraries keep for devices in use, they keep for this one.
         let kept = CmPair::new().await;

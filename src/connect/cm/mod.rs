@@ -68,8 +68,6 @@
 //!   attr.rs     attributes of a connection, limits of private data     private.rs  landfall's own private data
 //! ```
 
-#![allow(dead_code)] // Consumer of `connect`, `accept` and `private`: the KV bootstrap.
-
 mod attr;
 mod offer;
 pub(crate) mod private;
@@ -247,6 +245,7 @@ async fn connect_target(
     deadline: Deadline,
 ) -> Result<Connection, ConnectError> {
     attr::check_request(private)?;
+    let deadline = deadline.of(to);
     match qp {
         Target::Soft(qp) => {
             soft::connect(device, qp, to, *attr, private, deadline).await.map(Connection::Soft)

@@ -1,7 +1,7 @@
 //! The public half: queue pairs of the ring, connected by the manager.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -73,16 +73,17 @@ impl CmOptions {
 }
 
 /// The addresses of this host that belong to `device`, on which a [`CmListener`] of it can listen, the one that reaches
-/// farthest first. A device's GID does not tell: iWARP's is made of a MAC. On the soft provider it is the device's address.
+/// farthest first, with port 0. One that is IPv6 link-local says of which interface it is, without which nothing can be
+/// bound to it. A device's GID does not tell: iWARP's is made of a MAC. On the soft provider it is the device's address.
 ///
 /// # Cancel safety
 /// Dropping the future leaves nothing.
 ///
 /// # Errors
 /// [`ConnectError::Resources`] when librdmacm or the kernel's RDMA_CM is missing; [`ConnectError::Manager`].
-pub async fn addresses(device: &Device) -> Result<Vec<IpAddr>, ConnectError> {
+pub async fn addresses(device: &Device) -> Result<Vec<SocketAddr>, ConnectError> {
     match device.provider() {
-        provider::Device::Soft(_) => Ok(vec![device.address()]),
+        provider::Device::Soft(_) => Ok(vec![SocketAddr::new(device.address(), 0)]),
         #[cfg(feature = "verbs")]
         provider::Device::Verbs(_) => {
             let device = device.clone();
@@ -208,9 +209,9 @@ impl CmConnection {
     /// # Errors
     /// [`ConnectError::Refused`] when nobody listens there; [`ConnectError::PeerRejected`] with the listening program's words;
     /// [`ConnectError::Unreachable`], [`ConnectError::Timeout`]; [`ConnectError::OtherDevice`] when the way there leads over
-    /// another RDMA device than the queue pair's; [`ConnectError::PrivateDataTooLong`]; [`ConnectError::Unsupported`] when the
-    /// devices do not fit together; [`ConnectError::Resources`] for a queue pair that was connected before, for options out of
-    /// range, and when librdmacm is missing; [`ConnectError::Manager`].
+    /// another RDMA device than the queue pair's; [`ConnectError::NoScope`]; [`ConnectError::PrivateDataTooLong`];
+    /// [`ConnectError::Unsupported`] when the devices do not fit together; [`ConnectError::Resources`] for a queue pair that
+    /// was connected before, for options out of range, and when librdmacm is missing; [`ConnectError::Manager`].
     pub async fn connect(qp: &QueuePair, to: SocketAddr, options: CmOptions) -> Result<Self, ConnectError> {
         let deadline = Deadline::after(options.deadline);
         let device = qp.protection_domain().device();

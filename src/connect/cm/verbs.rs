@@ -18,6 +18,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -37,8 +38,14 @@ use crate::provider::{self, CmAttr};
 
 /// Requests that wait to be taken, in the kernel.
 const BACKLOG: i32 = 128;
-/// What address and route resolution may take, within the deadline.
-const RESOLVE_MS: u128 = 10_000;
+/// What address and route resolution may take each, when the deadline is far.
+const RESOLVE: Duration = Duration::from_secs(10);
+
+/// What RDMA_CM is given for a resolution, in milliseconds, of the time `left`: about half, so that it can say that there is
+/// no way before the deadline says that time is up.
+fn resolve_ms(left: Duration) -> i32 {
+    (left / 2).clamp(Duration::from_millis(1), RESOLVE).as_millis() as i32
+}
 
 /// An identifier, and its events.
 #[derive(Debug)]
@@ -213,7 +220,7 @@ impl VerbsRequest {
             if !target.is_iwarp() {
                 target.ready(&id, &attr).map_err(|e| not_ready(e, stage))?;
             }
-            target.accept(&id, &attr, &reply).map_err(|e| failed_reply(e, stage))
+            target.accept(&id, &attr, &reply).map_err(|e| failed_reply(e, stage, || id.is_over()))
         });
         deadline.run(stage, async { accepting.await? }).await?;
         let stage = Stage::Established;
@@ -251,14 +258,14 @@ pub(super) async fn connect(
         return Err(foreign());
     }
     qp.check_new().map_err(ConnectError::resources)?;
-    let resolve_ms = deadline.left().as_millis().clamp(1, RESOLVE_MS) as i32;
 
     let stage = Stage::Address;
     let ours = device.clone();
     let bound = thread::run(stage, move || {
         let id = source::bound(&ours, to)?;
         id.set_ack_timeout(attr.timeout);
-        id.resolve_addr(to, resolve_ms).map_err(|e| failed_call(e, "rdma_resolve_addr", stage, to, &ours))?;
+        id.resolve_addr(to, resolve_ms(deadline.left()))
+            .map_err(|e| failed_call(e, "rdma_resolve_addr", stage, to, &ours))?;
         Ok(id)
     });
     let events = Events::new(deadline.run(stage, async { bound.await? }).await?, stage)?;
@@ -268,7 +275,7 @@ pub(super) async fn connect(
     let stage = Stage::Route;
     events
         .id()
-        .resolve_route(resolve_ms)
+        .resolve_route(resolve_ms(deadline.left()))
         .map_err(|e| failed_call(e, "rdma_resolve_route", stage, to, device))?;
     wait_for(&events, CmEventKind::RouteResolved, stage, deadline, to, device).await?;
 
@@ -393,6 +400,20 @@ impl VerbsConnection {
         };
         if thread::detach(move || call(&id)).is_err() {
             call(&self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b4_a_resolution_ends_well_before_the_deadline_and_takes_some_time() {
+        for (left, given) in
+            [(0, 1), (1, 1), (500, 250), (10_000, 5_000), (30_000, 10_000), (u64::MAX, 10_000)]
+        {
+            assert_eq!(resolve_ms(Duration::from_millis(left)), given, "{left}");
         }
     }
 }

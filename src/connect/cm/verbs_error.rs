@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 
 use super::super::error::{ConnectError, Stage};
+use super::source::lacks_scope;
 use crate::device::Device;
 use crate::provider::verbs::{CmEvent, CmEventKind, CmId, NotReady, reject_reason, status_error};
 
@@ -32,6 +33,7 @@ fn port_of(device: &Device) -> String {
 pub(super) fn failed_bind(error: io::Error, addr: SocketAddr, device: &Device) -> ConnectError {
     match error.raw_os_error() {
         Some(libc::EADDRINUSE) => ConnectError::AddrInUse { addr },
+        Some(libc::EINVAL) if lacks_scope(&addr) => ConnectError::NoScope { addr },
         // An address of no interface, or of one without an RDMA device.
         Some(libc::EADDRNOTAVAIL | libc::ENODEV) => {
             ConnectError::OtherDevice { addr, device: port_of(device), found: "no RDMA device".to_owned() }
@@ -50,27 +52,33 @@ pub(super) fn failed_call(
 ) -> ConnectError {
     match error.raw_os_error() {
         Some(libc::ECONNREFUSED) => ConnectError::Refused { addr: to },
+        Some(libc::EINVAL) if lacks_scope(&to) => ConnectError::NoScope { addr: to },
         _ if is_unreachable(&error) => unreachable(error, stage, to, device),
         _ => ConnectError::Manager { stage, what, source: error },
     }
 }
 
 /// The acceptance was refused: by the state of a request that the client has withdrawn meanwhile (RDMA_CM does not tell of
-/// that before), or for another reason.
-pub(super) fn failed_reply(error: io::Error, stage: Stage) -> ConnectError {
-    match error.raw_os_error() {
-        Some(libc::EINVAL | libc::ENOTCONN | libc::ECONNRESET) => {
+/// that before), or for another reason. `is_over` asks RDMA_CM which it was, where the number says either.
+pub(super) fn failed_reply(error: io::Error, stage: Stage, is_over: impl FnOnce() -> bool) -> ConnectError {
+    let over = match error.raw_os_error() {
+        Some(libc::ENOTCONN | libc::ECONNRESET) => true,
+        Some(libc::EINVAL) => is_over(),
+        _ => false,
+    };
+    match over {
+        true => {
             tracing::debug!(%error, "a request cannot be accepted any more");
             ConnectError::Closed { stage }
         }
-        _ => ConnectError::Manager { stage, what: "rdma_accept", source: error },
+        false => ConnectError::Manager { stage, what: "rdma_accept", source: error },
     }
 }
 
 /// The queue pair could not be made ready.
 pub(super) fn not_ready(error: NotReady, stage: Stage) -> ConnectError {
     match error {
-        NotReady::Over(error) => failed_reply(error, stage),
+        NotReady::Over(error) => failed_reply(error, stage, || true),
         NotReady::Refused(error) => ConnectError::resources(error),
     }
 }
@@ -195,7 +203,23 @@ mod tests {
         assert!(matches!(bind(libc::ENODEV), ConnectError::OtherDevice { .. }));
         assert!(matches!(bind(libc::EADDRNOTAVAIL), ConnectError::OtherDevice { .. }));
         assert!(matches!(bind(libc::EACCES), ConnectError::Manager { .. }));
-        assert!(matches!(failed_reply(os(libc::EINVAL), STAGE), ConnectError::Closed { .. }));
-        assert!(matches!(failed_reply(os(libc::ENOMEM), STAGE), ConnectError::Manager { .. }));
+        // What is RDMA_CM's own comes with a fix where the number tells one, and nothing is said where none does.
+        assert!(bind(libc::EACCES).to_string().contains("/dev/infiniband"));
+        assert!(call(libc::ENOMEM).to_string().contains("ulimit"));
+        assert!(call(libc::EINVAL).to_string().ends_with("rdma_connect failed"));
+        assert!(call(libc::ECONNREFUSED).to_string().contains("bootstraps differently"));
+        // A link-local address without its interface.
+        let addr = "[fe80::1]:7".parse().unwrap();
+        let bound = failed_bind(os(libc::EINVAL), addr, &device);
+        let called = failed_call(os(libc::EINVAL), "rdma_resolve_addr", STAGE, addr, &device);
+        for error in [bound, called] {
+            assert!(matches!(error, ConnectError::NoScope { .. }), "{error:?}");
+            assert!(error.to_string().contains("[fe80::1%2]:7"), "{error}");
+        }
+        let reply = |code, over| failed_reply(os(code), STAGE, || over);
+        assert!(matches!(reply(libc::EINVAL, true), ConnectError::Closed { .. }));
+        assert!(matches!(reply(libc::EINVAL, false), ConnectError::Manager { .. }));
+        assert!(matches!(reply(libc::ECONNRESET, false), ConnectError::Closed { .. }));
+        assert!(matches!(reply(libc::ENOMEM, true), ConnectError::Manager { .. }));
     }
 }

@@ -261,3 +261,38 @@ async fn k5_an_end_that_nobody_takes_meets_the_deadline() {
     let ended = deadline.io(Stage::Ready, a.shutdown()).await;
     assert!(matches!(ended, Err(ConnectError::Timeout { stage: Stage::Ready, .. })), "{ended:?}");
 }
+
+/// A peer that sends as fast as its device goes, from a runtime of its own: messages that carry nothing, or one byte.
+/// The deadline is met, and other tasks of the reader's thread run.
+#[tokio::test]
+async fn r9_a_flood_holds_no_thread() {
+    for payload in [&b""[..], b"x"] {
+        let (mut a, mut b) = pair(Profile::Default).await;
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let until = over.clone();
+        let flood = std::thread::spawn(move || {
+            while !until.load(std::sync::atomic::Ordering::Relaxed) && a.failure.is_none() {
+                Inband::take(&mut a);
+                if a.may_send() && a.post(DATA, payload).is_err() {
+                    break;
+                }
+            }
+            a
+        });
+        let mut turns = 0;
+        let other = async {
+            while turns < 100 {
+                tokio::task::yield_now().await;
+                turns += 1;
+            }
+        };
+        let mut all = Vec::new();
+        tokio::select! {
+            end = b.read_to_end(&mut all) => panic!("{end:?}"),
+            () = other => {}
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        drop(flood.join().unwrap());
+        assert_eq!(turns, 100);
+    }
+}

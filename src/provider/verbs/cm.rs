@@ -7,6 +7,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -54,8 +55,7 @@ impl Raw {
         let lib = load::rdmacm()?;
         let os = |what| move |source| DeviceError::Os { what, source };
         // SAFETY: a plain call; it takes nothing.
-        let channel = object(unsafe { lib.rdma_create_event_channel() })
-            .map_err(os("opening /dev/infiniband/rdma_cm (is the module rdma_ucm loaded?)"))?;
+        let channel = object(unsafe { lib.rdma_create_event_channel() }).map_err(|e| os(opening(&e))(e))?;
         let this = Self { lib, id: None, channel, qp: None };
         // SAFETY: the channel's descriptor is open; a flag is set.
         let set = unsafe {
@@ -76,6 +76,21 @@ impl Raw {
     /// The identifier. Every `Raw` of a `CmId` has one.
     fn id(&self) -> *mut rdma_cm_id {
         self.id.map_or(std::ptr::null_mut(), NonNull::as_ptr)
+    }
+}
+
+/// What failed, with the fix. The library does not keep apart a file that is missing and one that it may not open.
+fn opening(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => {
+            "opening /dev/infiniband/rdma_cm (this process or host is at a limit: raise it, see `ulimit -a`)"
+        }
+        _ if Path::new("/dev/infiniband/rdma_cm").exists() => {
+            "opening /dev/infiniband/rdma_cm, which is there (may this user read and write it? grant it by a udev rule, or pass the device into the container)"
+        }
+        _ => {
+            "opening /dev/infiniband/rdma_cm, which is not there (load the module rdma_ucm, and pass the device into a container)"
+        }
     }
 }
 
@@ -309,6 +324,11 @@ impl CmId {
         if let Some(qp) = qp.filter(Connecting::is_abandoned) {
             self.keep(qp);
         }
+    }
+
+    /// Whether RDMA_CM has no attributes for a queue pair of this connection any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.qp_attr(IBV_QPS_INIT).is_err()
     }
 
     /// What RDMA_CM wants a queue pair of this connection to have in `state`.
