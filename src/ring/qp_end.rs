@@ -143,11 +143,15 @@ impl QpCore {
     ///
     /// A shared receive queue waits for the queue pairs that receive by it; they are killed, too, by whoever kills it.
     pub(crate) fn kill(self: &Arc<Self>, error: Option<OpError>) {
+        if let Some(error) = &error {
+            self.tie.cause.record(error.clone());
+        }
         if self.tie.shared {
-            if let Some(error) = error {
-                self.tie.cause.record(error);
-            }
             return self.close();
+        }
+        if error.is_some() {
+            // What is queued ends for it, too, and not for being closed.
+            self.end_queued();
         }
         self.tie.closing.store(true, Ordering::Release);
         if self.finished.swap(true, Ordering::AcqRel) {
