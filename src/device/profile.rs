@@ -61,6 +61,7 @@ impl Profile {
             max_mr_size: 1 << 40,
             max_rd_atomic: 128,
             max_srq: 0,
+            max_srq_wr: 0,
             immediate: true,
             atomics: true,
             ordered: true,
@@ -69,7 +70,7 @@ impl Profile {
             active_mtu: 4096,
         };
         match self {
-            Self::Default => Capabilities { max_srq: 1024, ..base },
+            Self::Default => Capabilities { max_srq: 1024, max_srq_wr: base.max_qp_wr, ..base },
             Self::ErdmaCompat => Capabilities {
                 max_qp_wr: 8192,
                 max_send_sge: 1,
@@ -88,6 +89,7 @@ impl Profile {
                 max_inline: 80,
                 max_msg_size: 0xffff_ffff,
                 max_srq: 1024,
+                max_srq_wr: 32_768,
                 immediate: false,
                 atomics: false,
                 oob: false,
