@@ -263,7 +263,8 @@ fn r6_a_channel_whose_completion_channel_fails_ends_with_the_error() {
         let (near, far, _dialler) = channel(&broken, &kept).await;
         let grant = near.grant(near.pool().alloc(4).await.unwrap()).unwrap();
         break_channels(&broken);
-        far.send_message(b"x".to_vec()).await.unwrap();
+        // It may have had something to tell before, and then this comes too late.
+        let _ = far.send_message(b"x".to_vec()).await;
         let closed = near.closed().await;
         assert_eq!(closed.cause(), Cause::Transport, "{closed}");
         assert!(closed.to_string().contains("os error 5"), "{closed}");
