@@ -146,6 +146,10 @@ impl VerbsDevice {
         (port.gid, port.gid_index) = (entry.gid, u8::try_from(entry.index).unwrap_or(0));
         let reader = Reader::new(&this.context, &this.events)
             .map_err(|source| DeviceError::Os { what: "asking an RDMA device for its events", source })?;
+        // What was announced before the reader listened.
+        if this.context.is_removed() {
+            return Err(DeviceError::DeviceGone { device: this.events.device() });
+        }
         this.reader = Some(Arc::new(reader));
         Ok(Some(Arc::new(this)))
     }
