@@ -135,7 +135,7 @@ impl Profile {
     pub(crate) fn no_manual_connect(self) -> Option<(String, String)> {
         match self {
             Self::ErdmaStandard => Some((
-                format!("connections are made by RDMA_CM in standard mode ({ERDMA_COMPAT_MODE} is N)"),
+                format!("connections are made by RDMA_CM in standard mode (as with {ERDMA_COMPAT_MODE} N)"),
                 "connect by RDMA_CM, or use compat mode: the profile erdma-compat; on a device, \
                  `options erdma compat_mode=Y` in /etc/modprobe.d, and load the module again"
                     .to_owned(),
