@@ -7,7 +7,6 @@
 #[path = "../kv/common.rs"]
 mod common;
 mod kv;
-#[allow(dead_code)]
 #[path = "../on/mod.rs"]
 mod on;
 mod process;
