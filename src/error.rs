@@ -431,6 +431,16 @@ pub enum OpError {
         /// The driver's error.
         reason: String,
     },
+    /// Its completion queue, or the channel of that, cannot be read any more. The queue pair is destroyed.
+    #[error(
+        "queue pair {qp_num}: its completion queue has failed: {reason}; create the queue and the queue pair anew"
+    )]
+    Queue {
+        /// The queue pair.
+        qp_num: u32,
+        /// The driver's error.
+        reason: String,
+    },
     /// The device reported an error of the queue pair or of its completion queue, outside of any completion. What was
     /// outstanding is flushed, with this as its cause.
     #[error("queue pair {qp_num}: the device reported {event}")]

@@ -53,13 +53,13 @@ impl SharedReceiveQueue {
                 fix: "post receives to each queue pair",
             });
         }
-        if depth == 0 {
-            let what = "the depth of a shared receive queue";
+        let limit = device.capabilities().max_srq_wr;
+        if depth == 0 || depth > limit {
             return Err(QpError::Limit {
-                what,
-                asked: 0,
-                limit: u32::MAX.into(),
-                fix: "ask for at least one",
+                what: "the depth of a shared receive queue",
+                asked: depth.into(),
+                limit: limit.into(),
+                fix: "ask for 1 up to max_srq_wr of capabilities()",
             });
         }
         let recv_half = c.ring.lock().reserve(true, depth).map_err(|e| match e {

@@ -207,7 +207,7 @@ fn k9_standard_mode_refuses_out_of_band_and_says_the_fix() {
         }
         let seen = report(kv_stream("--transport tcp --profile erdma-standard --tokens 64")).await;
         assert_eq!((&seen["verified"], &seen["bootstrap"]), (&true.into(), &"cm".into()));
-        assert!(seen["bootstrap_reason"].as_str().unwrap().contains("compat_mode is N"), "{seen}");
+        assert!(seen["bootstrap_reason"].as_str().unwrap().contains("compat_mode N"), "{seen}");
         let people = output(kv_stream("--profile erdma-standard --tokens 64")).await;
         assert!(text(&people.stdout).contains("bootstrap cm: the device cannot"), "{}", text(&people.stdout));
     });

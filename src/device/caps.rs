@@ -22,6 +22,8 @@ pub struct Capabilities {
     pub max_rd_atomic: u8,
     /// Shared receive queues; 0 where there are none. landfall never needs one.
     pub max_srq: u32,
+    /// Most receives of a shared receive queue; 0 where there are none.
+    pub max_srq_wr: u32,
     /// WRITE_WITH_IMM and SEND_WITH_IMM are supported.
     pub immediate: bool,
     /// FETCH_ADD and CMP_SWAP on eight bytes are supported.

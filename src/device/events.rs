@@ -54,7 +54,9 @@ pub enum DeviceEvent {
     DeviceFatal,
     /// The device was taken away: its driver was unloaded, or its link deleted. The last event.
     ///
-    /// A driver may wait until everything of the device is closed: drop what is of it, the [`Device`](super::Device) too.
+    /// A driver may wait until everything of the device is closed: drop what is of it, the [`Device`](super::Device) too. In
+    /// a process that has ever used RDMA_CM that is not enough for rxe and siw: librdmacm keeps every device open for itself,
+    /// to the end of the process, and `rdma link del` does not return before.
     DeviceRemoved,
     /// So many events came before the next one, and were not taken in time.
     Missed {

@@ -61,6 +61,7 @@ impl Profile {
             max_mr_size: 1 << 40,
             max_rd_atomic: 128,
             max_srq: 0,
+            max_srq_wr: 0,
             immediate: true,
             atomics: true,
             ordered: true,
@@ -69,7 +70,7 @@ impl Profile {
             active_mtu: 4096,
         };
         match self {
-            Self::Default => Capabilities { max_srq: 1024, ..base },
+            Self::Default => Capabilities { max_srq: 1024, max_srq_wr: base.max_qp_wr, ..base },
             Self::ErdmaCompat => Capabilities {
                 max_qp_wr: 8192,
                 max_send_sge: 1,
@@ -88,6 +89,7 @@ impl Profile {
                 max_inline: 80,
                 max_msg_size: 0xffff_ffff,
                 max_srq: 1024,
+                max_srq_wr: 32_768,
                 immediate: false,
                 atomics: false,
                 oob: false,
@@ -133,7 +135,7 @@ impl Profile {
     pub(crate) fn no_manual_connect(self) -> Option<(String, String)> {
         match self {
             Self::ErdmaStandard => Some((
-                format!("connections are made by RDMA_CM in standard mode ({ERDMA_COMPAT_MODE} is N)"),
+                format!("connections are made by RDMA_CM in standard mode (as with {ERDMA_COMPAT_MODE} N)"),
                 "connect by RDMA_CM, or use compat mode: the profile erdma-compat; on a device, \
                  `options erdma compat_mode=Y` in /etc/modprobe.d, and load the module again"
                     .to_owned(),

@@ -284,7 +284,7 @@ async fn establish(
         let facts = Facts {
             mtu: agreed.path_mtu,
             block_bytes: shared.pool.layout().block_bytes(),
-            same_port: gid(ours) == gid(peer),
+            same_port: gid(ours) == gid(peer) && gid(ours) != [0; 16],
         };
         PathCheck::new(&driver, first, facts, &shared.runtime)
     });

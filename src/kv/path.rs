@@ -68,7 +68,7 @@ impl fmt::Display for PathReport {
         let profile = self.profile.as_deref().map_or(String::new(), |p| format!(" profile {p},"));
         write!(
             f,
-            "{}{fabric} over {}{port},{profile} bootstrap {}, notify {}, {}, mtu {}, {} -> {}:",
+            "{}{fabric} over {}{port},{profile} bootstrap {}, notify {}, {}, mtu {}, {} -> {}",
             self.transport,
             self.device,
             self.bootstrap,
@@ -79,7 +79,8 @@ impl fmt::Display for PathReport {
             self.peer_gid
         )?;
         for (i, qp) in self.qps.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "," };
+            // Not a colon, of which a GID may have the last two.
+            let comma = if i == 0 { ";" } else { "," };
             write!(
                 f,
                 "{comma} qp {}->{} wrote {} bytes in {} writes",
@@ -90,5 +91,35 @@ impl fmt::Display for PathReport {
             write!(f, "; counters {counters}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k9_a_gid_that_ends_in_colons_is_followed_by_no_other() {
+        let qp = QpReport { qp_num: 7, peer_qp_num: 9, ..QpReport::default() };
+        let path = PathReport {
+            transport: "verbs",
+            fabric: Some("iwarp"),
+            device: "siw0".to_owned(),
+            port: Some(1),
+            profile: None,
+            bootstrap: "cm",
+            bootstrap_reason: String::new(),
+            notify: "send",
+            ordered: true,
+            gid: "200:a4d:100::".parse().unwrap(),
+            peer_gid: "200:a4d:101::".parse().unwrap(),
+            mtu: 1024,
+            qps: vec![qp, qp],
+            counters: None,
+        };
+        let text = path.to_string();
+        let end = "mtu 1024, 200:a4d:100:: -> 200:a4d:101::; qp 7->9 wrote 0 bytes in 0 writes, \
+                   qp 7->9 wrote 0 bytes in 0 writes";
+        assert!(text.ends_with(end), "{text}");
     }
 }

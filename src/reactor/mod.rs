@@ -19,6 +19,7 @@ pub(crate) mod events;
 mod reaper;
 
 use std::future::Future;
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -43,6 +44,10 @@ pub(crate) trait Drive: Send + Sync + 'static {
 
     /// When to drive again although no event comes.
     fn next_timeout(&self) -> Option<Instant>;
+
+    /// The channel's events cannot be taken any more: ends everything, with the device where it is known to be gone and
+    /// with `error` otherwise, and destroys the queue pairs. It is driven, by nudges and timeouts, until [`Step::Done`].
+    fn channel_failed(&self, error: &io::Error);
 
     /// The runtime went away: moves the queue pairs to the error state, so that what is posted is flushed. The reaper
     /// drives from now on, until [`is_drained`](Self::is_drained). What ends from now on ends with `RuntimeGone`.
@@ -141,6 +146,7 @@ impl Drop for Driven {
 }
 
 async fn run(io: AsyncFd<ChannelFd>, nudge: Arc<Notify>, mut driven: Driven) {
+    let mut events = Some(&io);
     let mut readable: Option<AsyncFdReadyGuard<'_, ChannelFd>> = None;
     let mut alarm = Alarm { sleep: std::pin::pin!(tokio::time::sleep(Duration::ZERO)), set: None };
     loop {
@@ -161,13 +167,16 @@ async fn run(io: AsyncFd<ChannelFd>, nudge: Arc<Notify>, mut driven: Driven) {
         if let Some(at) = driven.drive.next_timeout() {
             alarm.no_later_than(at);
         }
-        let mut sleep = Sleeper { io: &io, nudged: std::pin::pin!(nudge.notified()), alarm: &mut alarm };
+        let mut sleep = Sleeper { events, nudged: std::pin::pin!(nudge.notified()), alarm: &mut alarm };
         match std::future::poll_fn(|cx| sleep.poll(cx)).await {
             Ok(None) => {}
             Ok(Some(guard)) => {
                 if let Err(error) = driven.channel.drain_events() {
-                    tracing::error!(%error, "a completion channel failed; its queue pairs are closed");
-                    return;
+                    tracing::error!(%error, "a completion channel failed; its queue pairs are destroyed");
+                    driven.drive.channel_failed(&error);
+                    // It may stay readable for ever, and has nothing to tell.
+                    events = None;
+                    continue;
                 }
                 readable = Some(guard);
             }
@@ -205,7 +214,8 @@ impl Alarm<'_> {
 
 /// Waits for the descriptor, a nudge or the alarm, whichever is first.
 struct Sleeper<'a, 'p, 's, N> {
-    io: &'a AsyncFd<ChannelFd>,
+    /// `None` when the channel has failed.
+    events: Option<&'a AsyncFd<ChannelFd>>,
     nudged: Pin<&'p mut N>,
     alarm: &'p mut Alarm<'s>,
 }
@@ -216,7 +226,9 @@ impl<'a, N: Future<Output = ()>> Sleeper<'a, '_, '_, N> {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<std::io::Result<Option<AsyncFdReadyGuard<'a, ChannelFd>>>> {
-        if let Poll::Ready(ready) = self.io.poll_read_ready(cx) {
+        if let Some(events) = self.events
+            && let Poll::Ready(ready) = events.poll_read_ready(cx)
+        {
             return Poll::Ready(ready.map(Some));
         }
         if self.nudged.as_mut().poll(cx).is_ready() {

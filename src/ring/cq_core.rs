@@ -169,7 +169,7 @@ impl CqCore {
             Ok(Step::Idle) if !fx.attention.is_empty() => Step::More,
             Ok(step) => step,
             Err(error) => {
-                self.device_failed(|qp_num| OpError::Post { qp_num, reason: error.to_string() });
+                self.device_failed(|qp_num| OpError::Queue { qp_num, reason: error.to_string() });
                 // Its queue pairs are destroyed by now, or say so by a nudge.
                 Step::Idle
             }
@@ -370,6 +370,15 @@ impl Drive for CqCore {
             return None;
         }
         self.closing.lock().iter().map(|(at, _)| *at).min()
+    }
+
+    fn channel_failed(&self, error: &io::Error) {
+        let events = self.device.provider().events();
+        let gone = events.is_gone().then(|| events.device());
+        self.device_failed(|qp_num| match &gone {
+            Some(device) => OpError::DeviceGone { device: device.clone() },
+            None => OpError::Queue { qp_num, reason: error.to_string() },
+        });
     }
 
     fn runtime_gone(&self) {

@@ -249,7 +249,6 @@ impl QpCore {
         settle(&mut fx);
     }
 
-    /// Whether an operation can be submitted here, by its kind and by what has become of the queue pair.
     /// The connection manager has connected it. False when it was closed meanwhile.
     pub(crate) fn set_connected(&self) -> bool {
         if self.tie.is_closing() {
@@ -261,6 +260,7 @@ impl QpCore {
         true
     }
 
+    /// Whether an operation can be submitted here, by its kind and by what has become of the queue pair.
     pub(super) fn check_connected(&self, recv: bool) -> Result<(), OpError> {
         let qp_num = self.tie.qp_num;
         let not_here = |what, fix| Err(OpError::Refused { what, asked: 1, limit: 0, fix });

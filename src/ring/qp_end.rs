@@ -150,6 +150,10 @@ impl QpCore {
         if self.tie.shared {
             return self.close();
         }
+        if error.is_some() {
+            // What is queued ends for it, too, and not for being closed.
+            self.end_queued();
+        }
         self.tie.closing.store(true, Ordering::Release);
         if self.finished.swap(true, Ordering::AcqRel) {
             return;

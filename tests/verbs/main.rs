@@ -21,6 +21,8 @@
 //!   two_guests       all, in the lab with two guests
 //!   cm_only          devices that only RDMA_CM connects: iWARP, eRDMA in standard mode                    --skip oob_
 //! ```
+//!
+//! Every run skips `peer_process`: tests start it in a process of its own, and by itself it fails.
 
 mod any_device;
 mod cm_failures;

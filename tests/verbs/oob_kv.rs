@@ -117,7 +117,7 @@ fn k9_the_path_names_devices_ports_and_gids() {
 
 #[test]
 #[ignore = "needs RDMA devices"]
-fn k5_a_killed_peerends_writes_and_arrivals() {
+fn k5_a_killed_peer_ends_writes_and_arrivals() {
     run(true, async {
         let layout = Layout::contiguous(1, 8, 4096).unwrap();
         let Channels { sender, receiver, .. } = channels(layout, KvConfig::default()).await;

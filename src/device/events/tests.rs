@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::*;
@@ -14,6 +15,7 @@ use crate::device::{Device, ProtectionDomain, SoftConfig};
 use crate::error::{DeviceError, MemoryError, OpError, QpError};
 use crate::kv::{Cause, KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
 use crate::memory::{Access, Memory};
+use crate::provider;
 use crate::provider::events::{AsyncEvent, Events, KEPT, ObjectId};
 use crate::reactor::events::{EventSource, Watch, watch};
 use crate::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QueuePair, Role};
@@ -207,15 +209,73 @@ fn r6_a_completion_queue_that_the_device_fails_ends_its_queue_pairs() {
         let id = a.cq.core().provider().id();
         driver.says([AsyncEvent::CqFailed { id: Some(id), name: "IBV_EVENT_CQ_ERR" }]);
         let error = recv.await.0.unwrap_err();
-        // Flushed, or ended by its queue pair's destruction: whichever was first.
-        let cause = match error {
-            OpError::Flushed { cause: Some(cause), .. } => (*cause).clone(),
+        // Or flushed, by the driver's task on its way out.
+        let cause = match &error {
+            OpError::Flushed { cause: Some(cause), .. } => cause,
             error => error,
         };
-        assert!(matches!(cause, OpError::DeviceEvent { event: "IBV_EVENT_CQ_ERR", .. }), "{cause:?}");
+        assert!(matches!(cause, OpError::DeviceEvent { event: "IBV_EVENT_CQ_ERR", .. }), "{error:?}");
         let error = QueuePair::new(&a.pd, &a.cq, &a.cq, QpConfig::new(1, 1)).unwrap_err();
         assert!(matches!(error, QpError::CqClosed), "{error}");
         a.cq.close().await;
+    });
+}
+
+/// Its completion channels fail as soon as they have something to tell.
+fn break_channels(device: &Device) {
+    match device.provider() {
+        provider::Device::Soft(soft) => soft.channels_fail.store(true, Ordering::SeqCst),
+        #[cfg(feature = "verbs")]
+        provider::Device::Verbs(_) => unreachable!(),
+    }
+}
+
+fn is_queue_failure(error: &OpError) -> bool {
+    match error {
+        OpError::Queue { reason, .. } => reason.contains("os error 5"),
+        OpError::Flushed { cause: Some(cause), .. } => is_queue_failure(cause),
+        _ => false,
+    }
+}
+
+#[test]
+fn r6_a_completion_channel_that_fails_ends_its_queue_pairs_with_the_error() {
+    run(async || {
+        let (broken, kept) = (device(), device());
+        let (a, b) = connected(&broken, &kept).await;
+        let recvs: Vec<_> = (0..20).map(|_| a.qp.recv(())).collect();
+        break_channels(&broken);
+        let _told = b.qp.send(());
+        for (n, recv) in recvs.into_iter().enumerate() {
+            match recv.await.0 {
+                // The message itself may have been taken by then.
+                Ok(_) => assert_eq!(n, 0),
+                Err(error) => assert!(is_queue_failure(&error), "{error:?}"),
+            }
+        }
+        let error = QueuePair::new(&a.pd, &a.cq, &a.cq, QpConfig::new(1, 1)).unwrap_err();
+        assert!(matches!(error, QpError::CqClosed), "{error}");
+        assert!(a.cq.next().await.is_none());
+        a.qp.close().await;
+        a.cq.close().await;
+    });
+}
+
+#[test]
+fn r6_a_channel_whose_completion_channel_fails_ends_with_the_error() {
+    run(async || {
+        let (broken, kept) = (device(), device());
+        let (near, far, _dialler) = channel(&broken, &kept).await;
+        let grant = near.grant(near.pool().alloc(4).await.unwrap()).unwrap();
+        break_channels(&broken);
+        // It may have had something to tell before, and then this comes too late.
+        let _ = far.send_message(b"x".to_vec()).await;
+        let closed = near.closed().await;
+        assert_eq!(closed.cause(), Cause::Transport, "{closed}");
+        assert!(closed.to_string().contains("os error 5"), "{closed}");
+        drop(grant);
+        assert_eq!(near.pool().free_blocks(), 8);
+        far.closed().await;
     });
 }
 

@@ -13,6 +13,7 @@ mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
+use std::io;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -417,6 +418,21 @@ impl Drive for KvDriver {
         let mut inner = lock(&self.inner);
         inner.scheduled = inner.next_timeout();
         inner.scheduled
+    }
+
+    fn channel_failed(&self, error: &io::Error) {
+        let now = Instant::now();
+        let gone = self.pool.pd().device().provider().events().is_gone();
+        self.locked(|inner, after| {
+            if gone {
+                inner.fail(Cause::DeviceGone, "", now, after);
+            } else {
+                // What has completed by now may say why.
+                inner.poll_once(now, after);
+                inner.fail(Cause::Transport, &format!("the completion channel failed: {error}"), now, after);
+            }
+            inner.end(now, after);
+        });
     }
 
     fn runtime_gone(&self) {

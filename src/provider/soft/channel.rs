@@ -72,6 +72,10 @@ impl SoftChannel {
 
     /// Takes the pending events. Sockets that they name are served by the next polls.
     pub(crate) fn drain_events(&self) -> io::Result<()> {
+        #[cfg(test)]
+        if self.device.channels_fail.load(Ordering::SeqCst) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         self.relied_on.store(false, Ordering::SeqCst);
         self.sleeping.store(false, Ordering::SeqCst);
         // Level-triggered: these stay until they are cleared here, whoever looks in between.

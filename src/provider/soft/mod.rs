@@ -72,6 +72,9 @@ pub(crate) struct SoftDevice {
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
     events: Arc<Events>,
+    /// Taking events of its channels fails, as on a device that was taken away.
+    #[cfg(test)]
+    pub(crate) channels_fail: std::sync::atomic::AtomicBool,
 }
 
 /// A protection domain: a number that keys and queue pairs must share.
@@ -99,6 +102,8 @@ impl SoftDevice {
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),
             events: Events::new(&format!("soft-{}", config.profile)),
+            #[cfg(test)]
+            channels_fail: Default::default(),
         }))
     }
 

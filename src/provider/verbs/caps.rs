@@ -88,6 +88,7 @@ fn limits(device: &ibv_device_attr, port: &ibv_port_attr) -> Capabilities {
         max_mr_size: device.max_mr_size,
         max_rd_atomic: u8::try_from(rd_atomic).unwrap_or(u8::MAX),
         max_srq: count(device.max_srq),
+        max_srq_wr: count(device.max_srq_wr),
         immediate: false,
         atomics: device.atomic_cap != IBV_ATOMIC_NONE,
         ordered: true,
@@ -192,6 +193,7 @@ mod tests {
         let (mut d, mut p): (ibv_device_attr, ibv_port_attr) = unsafe { std::mem::zeroed() };
         (d.max_qp_wr, d.max_cqe, d.max_sge, d.max_mr_size) = (1_048_576, 32_767, 32, u64::MAX);
         (d.max_qp_rd_atom, d.max_qp_init_rd_atom, d.max_srq) = (128, 16, -1);
+        d.max_srq_wr = 4096;
         for (cap, atomics) in [(IBV_ATOMIC_NONE, false), (IBV_ATOMIC_HCA, true), (IBV_ATOMIC_GLOB, true)] {
             d.atomic_cap = cap;
             assert_eq!(limits(&d, &p).atomics, atomics);
@@ -200,6 +202,7 @@ mod tests {
         let caps = limits(&d, &p);
         assert_eq!((caps.max_qp_wr, caps.max_cqe, caps.max_send_sge), (1_048_576, 32_767, 32));
         assert_eq!((caps.max_rd_atomic, caps.max_srq, caps.max_mr_size), (16, 0, u64::MAX));
+        assert_eq!(caps.max_srq_wr, 4096);
         assert_eq!((caps.max_msg_size, caps.active_mtu), (8 << 20, 4096));
         d.max_qp_rd_atom = 1024;
         d.max_qp_init_rd_atom = 1024;

@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,12 +19,17 @@ use crate::error::DeviceError;
 use crate::provider::events::ObjectId;
 
 /// Where the kernel lists the devices that a process can open, by the names that their removals are announced with.
-pub(super) const USER_DEVICES: &str = "/sys/class/infiniband_verbs";
+const USER_DEVICES: &str = "/sys/class/infiniband_verbs";
+
+/// Where their files are.
+const DEVICE_FILES: &str = "/dev/infiniband";
 
 /// An opened device.
 pub(super) struct Context {
     pub(super) lib: &'static LibIbverbs,
     raw: NonNull<ibv_context>,
+    /// What tells its entry among [`USER_DEVICES`] from one that has its name later. `None` where there is no such list.
+    entry: Option<u64>,
 }
 
 // SAFETY: libibverbs' calls on a context and on what belongs to it may come from any thread and at the same time; no
@@ -40,16 +46,40 @@ impl Context {
     /// Whether a destruction that was refused with `error` had happened before: the device was taken away, and the kernel
     /// had destroyed everything of it then. By what the kernel lists, since a driver may use these errors for its own.
     pub(super) fn took(&self, error: &io::Error) -> bool {
-        matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV))
-            && !Path::new(USER_DEVICES).join(self.user_device()).exists()
+        matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV)) && self.is_removed()
+    }
+
+    /// Whether the kernel does not list the device any more. The name may be another device's by now.
+    pub(super) fn is_removed(&self) -> bool {
+        self.entry.is_some() && entry(&self.user_device()) != self.entry
     }
 
     /// The name of its device among [`USER_DEVICES`].
     pub(super) fn user_device(&self) -> String {
-        // SAFETY: an open context holds its device; the name is an array of that, NUL-terminated by the library.
-        let name = unsafe { CStr::from_ptr((*(*self.raw()).device).dev_name.as_ptr()) };
-        name.to_string_lossy().into_owned()
+        // SAFETY: an open context holds its device.
+        unsafe { user_device((*self.raw()).device) }
     }
+}
+
+/// # Safety
+/// `device` is of a list that has not been freed, or of an open context.
+unsafe fn user_device(device: *mut ibv_device) -> String {
+    // SAFETY: by the caller; the name is an array of the device, NUL-terminated by the library.
+    let name = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) };
+    name.to_string_lossy().into_owned()
+}
+
+/// The number of a device's entry among [`USER_DEVICES`], which sysfs does not give out again before billions of others.
+fn entry(user_device: &str) -> Option<u64> {
+    std::fs::metadata(Path::new(USER_DEVICES).join(user_device)).ok().map(|entry| entry.ino())
+}
+
+/// The error of a device file that is there and may not be opened. libibverbs looks for another one then, and ends with
+/// the error of having found none.
+fn not_permitted(user_device: &str) -> Option<io::Error> {
+    let file = Path::new(DEVICE_FILES).join(user_device);
+    let error = std::fs::File::options().read(true).write(true).open(file).err()?;
+    (error.kind() == io::ErrorKind::PermissionDenied).then_some(error)
 }
 
 /// An object's user pointer, which libibverbs keeps and nobody follows: the number by which events name the object.
@@ -132,10 +162,14 @@ impl DeviceList {
     /// Opens the device of that name. `None` when there is none.
     pub(super) fn open(&self, name: &str) -> Option<io::Result<Context>> {
         let device = self.devices().find(|&d| self.name(d) == name)?;
-        // SAFETY: a device of a list that has not been freed. A context holds a reference to its device, which
-        // outlives the list.
+        // SAFETY: a device of a list that has not been freed.
+        let user_device = unsafe { user_device(device) };
+        // Before the device is opened: what is open is of this entry, or of none.
+        let entry = entry(&user_device);
+        // SAFETY: as above. A context holds a reference to its device, which outlives the list.
         let raw = unsafe { self.lib.ibv_open_device(device) };
-        Some(object(raw).map(|raw| Context { lib: self.lib, raw }))
+        let opened = object(raw).map(|raw| Context { lib: self.lib, raw, entry });
+        Some(opened.map_err(|error| not_permitted(&user_device).unwrap_or(error)))
     }
 }
 

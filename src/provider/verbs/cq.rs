@@ -5,8 +5,8 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::calls::{self, object};
 use super::context::{Context, Ended, user_pointer};
@@ -112,7 +112,54 @@ pub(super) struct RawCq {
     channel: Option<Arc<VerbsChannel>>,
     /// The states of its queue pairs: a completion that failed says that its queue pair has. (Asking the driver is
     /// not enough: siw never tells.)
-    states: Mutex<Vec<(u32, Weak<AtomicU8>)>>,
+    states: Mutex<States>,
+    /// Queue pairs whose destruction has returned, so far.
+    destroyed: AtomicU64,
+    /// There may be stale completions.
+    has_stale: AtomicBool,
+}
+
+/// The queue pairs of a completion queue, by numbers that the driver gives out again.
+#[derive(Default)]
+struct States {
+    live: Vec<(u32, Weak<AtomicU8>)>,
+    /// Numbers of destroyed queue pairs, of which the queue may still have completions, and how many had been destroyed
+    /// by then; `None` while the destruction runs. A completion of such a number says nothing about another queue pair that
+    /// has it now.
+    stale: Vec<(u32, Option<u64>)>,
+}
+
+impl States {
+    fn watch(&mut self, qp_num: u32, state: &Arc<AtomicU8>) {
+        self.live.retain(|(_, state)| state.strong_count() > 0);
+        self.live.push((qp_num, Arc::downgrade(state)));
+    }
+
+    fn forget(&mut self, qp_num: u32, state: &Arc<AtomicU8>) {
+        self.live.retain(|(_, other)| !std::ptr::eq(other.as_ptr(), Arc::as_ptr(state)));
+        self.stale.push((qp_num, None));
+    }
+
+    /// The destruction of one of that number has returned, as the one of number `count`.
+    fn destroyed(&mut self, qp_num: u32, count: u64) {
+        if let Some(entry) = self.stale.iter_mut().find(|(n, at)| *n == qp_num && at.is_none()) {
+            entry.1 = Some(count);
+        }
+    }
+
+    fn failed(&self, qp_num: u32) {
+        if self.stale.iter().any(|(n, _)| *n == qp_num) {
+            return;
+        }
+        let of_it = self.live.iter().filter(|(n, _)| *n == qp_num);
+        of_it.filter_map(|(_, state)| state.upgrade()).for_each(|state| state.store(ERR, Ordering::Release));
+    }
+
+    /// The queue was polled empty, by a poll before which `count` had been destroyed. Whether others are left.
+    fn emptied(&mut self, count: u64) -> bool {
+        self.stale.retain(|(_, at)| at.is_none_or(|at| at > count));
+        !self.stale.is_empty()
+    }
 }
 
 // SAFETY: as for `Context`; providers lock what a poll and an arm touch, and no call but the one in `drop` ends its
@@ -133,28 +180,46 @@ impl RawCq {
         // SAFETY: context and channel are live, and of each other; the queue's `Arc`s keep them so. Its user pointer is a
         // number.
         let raw = unsafe { context.lib.ibv_create_cq(context.raw(), entries, user_pointer(id), events, 0) };
-        Ok(Self { context: context.clone(), raw: object(raw)?, id, channel, states: Mutex::default() })
+        Ok(Self {
+            context: context.clone(),
+            raw: object(raw)?,
+            id,
+            channel,
+            states: Mutex::default(),
+            destroyed: AtomicU64::new(0),
+            has_stale: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn raw(&self) -> *mut ibv_cq {
         self.raw.as_ptr()
     }
 
-    pub(super) fn watch(&self, qp_num: u32, state: &Arc<AtomicU8>) {
-        let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        states.retain(|(_, state)| state.strong_count() > 0);
-        states.push((qp_num, Arc::downgrade(state)));
+    fn states(&self) -> MutexGuard<'_, States> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn failed(&self, qp_num: u32) {
-        let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_it = states.iter().filter(|(n, _)| *n == qp_num);
-        of_it.filter_map(|(_, state)| state.upgrade()).for_each(|state| state.store(ERR, Ordering::Release));
+    /// Has failed completions of `qp_num` change `state`, until it is forgotten.
+    pub(super) fn watch(&self, qp_num: u32, state: &Arc<AtomicU8>) {
+        self.states().watch(qp_num, state);
+    }
+
+    /// The queue pair is about to be destroyed. [`qp_destroyed`](Self::qp_destroyed) follows when it is.
+    pub(super) fn forget(&self, qp_num: u32, state: &Arc<AtomicU8>) {
+        self.states().forget(qp_num, state);
+    }
+
+    pub(super) fn qp_destroyed(&self, qp_num: u32) {
+        let mut states = self.states();
+        let count = self.destroyed.fetch_add(1, Ordering::AcqRel) + 1;
+        states.destroyed(qp_num, count);
+        self.has_stale.store(true, Ordering::Release);
     }
 
     fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
         let mut wcs = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
         let mut taken = 0;
+        let destroyed = self.destroyed.load(Ordering::Acquire);
         for chunk in out.chunks_mut(BATCH) {
             // SAFETY: the queue is live.
             let n = unsafe { calls::poll_cq(self.raw(), &mut wcs[..chunk.len()]) }?;
@@ -162,11 +227,16 @@ impl RawCq {
                 // SAFETY: the first `n` entries were written by the call.
                 *slot = map::cqe(unsafe { wc.assume_init_ref() });
                 if slot.status != WcStatus::Success {
-                    self.failed(slot.qp_num);
+                    self.states().failed(slot.qp_num);
                 }
             }
             taken += n;
             if n < chunk.len() {
+                if self.has_stale.load(Ordering::Acquire) {
+                    let mut states = self.states();
+                    let left = states.emptied(destroyed);
+                    self.has_stale.store(left, Ordering::Release);
+                }
                 break;
             }
         }
@@ -216,5 +286,36 @@ impl VerbsCq {
         // SAFETY: the queue is live.
         unsafe { calls::req_notify_cq(self.raw.raw()) }?;
         Ok(Armed::Armed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::qp::RTS;
+    use super::*;
+
+    #[test]
+    fn r5_a_stale_completion_does_not_fail_a_new_queue_pair_of_that_number() {
+        let state = || Arc::new(AtomicU8::new(RTS));
+        let is = |state: &Arc<AtomicU8>| state.load(Ordering::Acquire);
+        let (mut states, old, new, other) = (States::default(), state(), state(), state());
+        states.watch(17, &old);
+        states.watch(18, &other);
+        states.forget(17, &old);
+        // The number is free before the destruction has returned.
+        states.watch(17, &new);
+        states.failed(17);
+        assert!(states.emptied(0), "the destruction is not over");
+        states.failed(17);
+        states.destroyed(17, 1);
+        assert!(states.emptied(0), "polled before the destruction was over");
+        states.failed(17);
+        assert_eq!((is(&old), is(&new)), (RTS, RTS));
+        assert!(!states.emptied(1));
+        // From now on a completion is of the new one.
+        states.failed(17);
+        assert_eq!((is(&old), is(&new), is(&other)), (RTS, ERR, RTS));
+        states.failed(18);
+        assert_eq!(is(&other), ERR);
     }
 }

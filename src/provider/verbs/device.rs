@@ -50,6 +50,7 @@ pub(crate) struct VerbsDevice {
     caps: Capabilities,
     port: Port,
     vendor_id: u32,
+    node_guid: [u8; 8],
     events: Arc<Events>,
     /// Of a device that was opened for use.
     reader: Option<Arc<Reader>>,
@@ -128,7 +129,9 @@ fn open(name: &str, config: &VerbsConfig) -> Result<Option<VerbsDevice>, DeviceE
         flow_label: config.flow_label,
     };
     let (name, vendor_id, events) = (name.to_owned(), device.vendor_id, Events::new(name));
-    Ok(Some(VerbsDevice { context, name, caps, port, vendor_id, events, reader: None }))
+    // In network byte order.
+    let node_guid = device.node_guid.to_ne_bytes();
+    Ok(Some(VerbsDevice { context, name, caps, port, vendor_id, node_guid, events, reader: None }))
 }
 
 impl VerbsDevice {
@@ -142,10 +145,14 @@ impl VerbsDevice {
             let state = map::port_state(attr.state);
             return Err(DeviceError::PortDown { device: name.to_owned(), port: port.number, state });
         }
-        let entry = gids::choose(&this.context, name, port, &attr, config.gid_index)?;
+        let entry = gids::choose(&this.context, name, port, &attr, this.node_guid, config.gid_index)?;
         (port.gid, port.gid_index) = (entry.gid, u8::try_from(entry.index).unwrap_or(0));
         let reader = Reader::new(&this.context, &this.events)
             .map_err(|source| DeviceError::Os { what: "asking an RDMA device for its events", source })?;
+        // What was announced before the reader listened.
+        if this.context.is_removed() {
+            return Err(DeviceError::DeviceGone { device: this.events.device() });
+        }
         this.reader = Some(Arc::new(reader));
         Ok(Some(Arc::new(this)))
     }

@@ -7,13 +7,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::calls::check;
-use super::context::{Context, USER_DEVICES};
+use super::context::Context;
 use super::sys::*;
 use crate::provider::events::{AsyncEvent, Events, ObjectId};
 use crate::reactor::events::EventSource;
@@ -60,7 +59,7 @@ impl EventSource for Reader {
                 }
             }
         }
-        if self.removals.as_ref().is_some_and(Removals::seen) {
+        if self.removals.as_ref().is_some_and(|r| r.seen(&self.context)) {
             self.events.dispatch(AsyncEvent::DeviceRemoved);
         }
     }
@@ -169,7 +168,7 @@ impl Removals {
     }
 
     /// Reads all that is there.
-    fn seen(&self) -> bool {
+    fn seen(&self, context: &Context) -> bool {
         let mut seen = false;
         let mut buffer = [0; 4096];
         loop {
@@ -177,9 +176,7 @@ impl Removals {
                 Ok(n) => seen |= announces_removal(&buffer[..n], &self.device),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Announcements were lost. What they said can be seen.
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                    seen |= !Path::new(USER_DEVICES).join(&self.device).exists();
-                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => seen |= context.is_removed(),
                 Err(_) => return seen,
             }
         }

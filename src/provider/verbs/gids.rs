@@ -17,6 +17,7 @@ pub(super) fn choose(
     device: &str,
     port: &Port,
     attr: &ibv_port_attr,
+    node_guid: [u8; 8],
     wanted: Option<u32>,
 ) -> Result<GidEntry, DeviceError> {
     let types = types_dir(device, port.number);
@@ -29,14 +30,24 @@ pub(super) fn choose(
         .collect();
     match gid::choose(&table, wanted) {
         Ok(entry) => Ok(entry),
-        // An iWARP connection is addressed by IP; its GID only names the device.
         Err(_) if port.fabric == Fabric::Iwarp && wanted.is_none() => {
-            Ok(GidEntry { index: 0, gid: [0; 16], kind: GidType::Ib })
+            Ok(GidEntry { index: 0, gid: of_iwarp(node_guid, port.number), kind: GidType::Ib })
         }
         Err(error) => {
             Err(DeviceError::Gid { device: device.to_owned(), port: port.number, reason: error.to_string() })
         }
     }
+}
+
+/// An iWARP connection is addressed by IP; its GID only names the device and the port, so that both ends of a channel can tell
+/// whether they are on the same. For a driver that says none: of what else names them. Zeros when nothing does.
+fn of_iwarp(node_guid: [u8; 8], port: u8) -> [u8; 16] {
+    let mut gid = [0; 16];
+    if node_guid != [0; 8] {
+        gid[..8].copy_from_slice(&node_guid);
+        gid[15] = port;
+    }
+    gid
 }
 
 /// `None` for an entry that cannot be read, which is a hole.
@@ -66,6 +77,14 @@ fn kind(fabric: Fabric, types: &Path, index: u32) -> GidType {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn k9_ports_of_iwarp_without_gids_are_told_apart() {
+        let of = |node, port| of_iwarp([2, 10, 77, 1, 1, 0, 0, node], port);
+        assert_eq!(of(1, 1), of(1, 1));
+        assert!(of(1, 1) != of(2, 1) && of(1, 1) != of(1, 2));
+        assert_eq!(of_iwarp([0; 8], 1), [0; 16]);
+    }
 
     #[test]
     fn b2_gid_types_are_read_from_sysfs() {

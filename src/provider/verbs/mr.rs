@@ -1,10 +1,12 @@
 //! Memory regions: pinned, keyed memory.
 
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::calls::{check, object};
 use super::context::RawPd;
@@ -18,8 +20,11 @@ use crate::provider::AccessFlags;
 /// where that takes milliseconds, by a thread of its own.
 const LARGE: usize = 64 << 20;
 
-/// Registrations that were dropped and have not ended yet.
-static ENDING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+/// How long a registration that found no memory waits for those that are ending.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Registrations of this process that were dropped and have not ended yet.
+static ENDING: Endings = Endings::new();
 
 /// A registered region. Deregisters on drop.
 pub(crate) struct VerbsMr {
@@ -88,7 +93,7 @@ impl VerbsMr {
         let no_memory = |e: &io::Error| e.raw_os_error() == Some(libc::ENOMEM);
         let raw = match register() {
             // Regions that were dropped may not have been unpinned yet, and count against the limit until then.
-            Err(error) if no_memory(&error) && wait_for_endings() => register(),
+            Err(error) if no_memory(&error) && ENDING.wait(PATIENCE) => register(),
             registered => registered,
         };
         let raw = raw.map_err(|source| match no_memory(&source) {
@@ -118,8 +123,7 @@ impl Drop for VerbsMr {
     fn drop(&mut self) {
         let Some(pinned) = self.pinned.take() else { return };
         let large = pinned.length >= LARGE;
-        *ending() += 1;
-        let counted = Ending(Some(pinned));
+        let counted = Ending { number: ENDING.begin(), pinned: Some(pinned) };
         if large {
             // When no thread can be had, the closure is dropped, and this thread does it.
             let _ =
@@ -130,27 +134,72 @@ impl Drop for VerbsMr {
     }
 }
 
-/// A registration that is counted in `ENDING`.
-struct Ending(Option<Pinned>);
+/// A registration that is counted in [`ENDING`].
+struct Ending {
+    number: u64,
+    pinned: Option<Pinned>,
+}
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        drop(self.0.take());
-        *ending() -= 1;
-        ENDING.1.notify_all();
+        drop(self.pinned.take());
+        ENDING.end(self.number);
     }
 }
 
-fn ending() -> MutexGuard<'static, usize> {
-    ENDING.0.lock().unwrap_or_else(PoisonError::into_inner)
+/// What is ending, by numbers in the order in which it began.
+struct Endings {
+    state: Mutex<Numbers>,
+    changed: Condvar,
 }
 
-/// Whether there was anything to wait for.
-fn wait_for_endings() -> bool {
-    let count = ending();
-    let waited = *count > 0;
-    drop(ENDING.1.wait_while(count, |count| *count > 0));
-    waited
+struct Numbers {
+    next: u64,
+    ending: BTreeSet<u64>,
+}
+
+impl Numbers {
+    /// One that began before `number` has not ended.
+    fn any_before(&self, number: u64) -> bool {
+        self.ending.first().is_some_and(|&first| first < number)
+    }
+}
+
+impl Endings {
+    const fn new() -> Self {
+        Self { state: Mutex::new(Numbers { next: 0, ending: BTreeSet::new() }), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Numbers> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self) -> u64 {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        state.ending.insert(number);
+        number
+    }
+
+    fn end(&self, number: u64) {
+        self.state().ending.remove(&number);
+        self.changed.notify_all();
+    }
+
+    /// Waits for those that are ending now, and not for what others drop meanwhile. Whether there was any.
+    fn wait(&self, patience: Duration) -> bool {
+        let now = self.state().next;
+        self.wait_before(now, patience)
+    }
+
+    /// Waits for those that began before `number`, for so long at most. Whether there was any.
+    fn wait_before(&self, number: u64, patience: Duration) -> bool {
+        let state = self.state();
+        let waited = state.any_before(number);
+        drop(self.changed.wait_timeout_while(state, patience, |state| state.any_before(number)));
+        waited
+    }
 }
 
 impl Drop for Pinned {
@@ -176,5 +225,30 @@ fn memlock() -> String {
     match unsafe { limit.assume_init() }.rlim_cur {
         libc::RLIM_INFINITY => "unlimited".to_owned(),
         bytes => format!("{} KiB", bytes / 1024),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r10_a_registration_waits_for_the_endings_before_it_and_no_longer() {
+        let endings = Endings::new();
+        assert!(!endings.wait(Duration::MAX), "there is none");
+        let (first, second) = (endings.begin(), endings.begin());
+        let now = endings.state().next;
+        let later = endings.begin();
+        std::thread::scope(|s| {
+            let waiting = s.spawn(|| endings.wait_before(now, Duration::MAX));
+            // In any order; the one that began later goes on.
+            endings.end(second);
+            endings.end(first);
+            waiting.join().unwrap();
+        });
+        assert!(!endings.wait_before(now, Duration::MAX));
+        // One that never ends.
+        assert!(endings.wait(Duration::ZERO));
+        endings.end(later);
     }
 }

@@ -144,12 +144,17 @@ impl RawQp {
     /// Under the lock of a life that is not over, which it ends.
     fn destroy_now(&self, life: &mut Life) {
         *life = Life::Destroyed;
+        // Both may be one queue, which is told once.
+        let second = (!Arc::ptr_eq(&self.send_cq, &self.recv_cq)).then_some(&self.recv_cq);
+        let queues = || std::iter::once(&self.send_cq).chain(second);
+        queues().for_each(|cq| cq.forget(self.qp_num, &self.state));
         let keep = (self.pd.clone(), self.send_cq.clone(), self.recv_cq.clone(), self.srq.clone());
         let ended = Ended { context: self.pd.context.clone(), raw: self.raw, keep };
         ended.destroy("a queue pair", |lib, qp| {
             // SAFETY: created by `create_on`, destroyed only here and once.
             unsafe { lib.ibv_destroy_qp(qp) }
         });
+        queues().for_each(|cq| cq.qp_destroyed(self.qp_num));
     }
 
     /// Calls RDMA_CM with the number of this queue pair, which stays its own for as long.
