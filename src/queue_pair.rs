@@ -229,6 +229,9 @@ impl QueuePair {
     // Operations.
 
     /// SEND: the whole of `buf`, into the peer's oldest receive.
+    ///
+    /// On RC it waits for a receive that is not there yet, [`ConnectOptions::rnr_retry`](crate::ring::ConnectOptions) times. iWARP
+    /// knows no waiting: a message that finds no receive ends the connection. Post receives before the peer may send.
     pub fn send<B: Buffer>(&self, buf: B) -> OpFuture<B> {
         self.submit(Op::send(buf))
     }
