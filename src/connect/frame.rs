@@ -60,18 +60,25 @@ pub(crate) struct Header {
     pub(crate) epoch: u64,
 }
 
+/// Reads the magic and the version that everything of a bootstrap begins with, and refuses other ones.
+pub(super) fn check_speaker(r: &mut Reader<'_>, magic: u32, stage: Stage) -> Result<(), ConnectError> {
+    let short = |e| ConnectError::malformed(stage, e);
+    let got = r.u32().map_err(short)?;
+    if got != magic {
+        return Err(ConnectError::NotLandfall { got });
+    }
+    let theirs = r.u16().map_err(short)?;
+    if theirs != VERSION {
+        return Err(ConnectError::Version { ours: VERSION, theirs });
+    }
+    Ok(())
+}
+
 impl Header {
     pub(crate) fn decode(bytes: &[u8; HEADER_LEN], stage: Stage) -> Result<Self, ConnectError> {
         let mut r = Reader::new(bytes, "frame header");
         let short = |e| ConnectError::malformed(stage, e);
-        let magic = r.u32().map_err(short)?;
-        if magic != MAGIC {
-            return Err(ConnectError::NotLandfall { got: magic });
-        }
-        let version = r.u16().map_err(short)?;
-        if version != VERSION {
-            return Err(ConnectError::Version { ours: VERSION, theirs: version });
-        }
+        check_speaker(&mut r, MAGIC, stage)?;
         let code = r.u16().map_err(short)?;
         let len = r.u32().map_err(short)?;
         let epoch = r.u64().map_err(short)?;

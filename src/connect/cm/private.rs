@@ -1,7 +1,7 @@
 //! Landfall's own private data (B5): magic, version and epoch, and nothing else. The rest of a hello travels in-band.
 
 use super::super::error::{ConnectError, Stage};
-use super::super::frame::VERSION;
+use super::super::frame::{VERSION, check_speaker};
 use crate::wire::{Reader, Writer};
 
 /// `"LFCM"`.
@@ -19,14 +19,7 @@ pub(crate) fn encode(epoch: u64) -> Vec<u8> {
 pub(crate) fn parse(private: &[u8], stage: Stage) -> Result<u64, ConnectError> {
     let mut r = Reader::new(private, "private data");
     let short = |e| ConnectError::malformed(stage, e);
-    let magic = r.u32().map_err(short)?;
-    if magic != MAGIC {
-        return Err(ConnectError::NotLandfall { got: magic });
-    }
-    let version = r.u16().map_err(short)?;
-    if version != VERSION {
-        return Err(ConnectError::Version { ours: VERSION, theirs: version });
-    }
+    check_speaker(&mut r, MAGIC, stage)?;
     r.u16().map_err(short)?;
     r.u64().map_err(short)
 }
