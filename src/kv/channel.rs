@@ -286,6 +286,8 @@ impl KvChannel {
     }
 
     /// Resolves when the channel has ended, by whichever side and for whatever reason, and its queue pairs are destroyed.
+    /// By then the blocks of open grants and of detached writes are back in their pools, and the endpoint takes a
+    /// reconnect.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.

@@ -72,9 +72,7 @@ async fn k5_a_killed_channel_is_noticed_at_once(on: On) {
     let grant = receiver.grant(receiver.pool().try_alloc(4).unwrap()).unwrap();
     receiver.kill();
     let closed = sender.closed().await;
-    // A device may have failed a message that was still on its way.
-    let by_device = on == On::Devices && closed.cause() == Cause::Transport;
-    assert!(closed.cause() == Cause::PeerLost || by_device, "{closed}");
+    assert_eq!(closed.cause(), Cause::PeerLost, "{closed}");
     assert!(start.elapsed() < PATIENCE);
     let source = sender.pool().try_alloc(4).unwrap();
     let (refused, source) = sender.write(WriteRequest::new(&grant, source)).await;

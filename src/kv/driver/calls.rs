@@ -136,7 +136,7 @@ impl KvDriver {
             if let Some(arrival) = inner.arrivals.pop_front() {
                 return Some(arrival);
             }
-            if let Some(closed) = inner.closed() {
+            if let Some(closed) = inner.end_to_tell() {
                 return Some(Err(closed.into()));
             }
             inner.enlist(Wait::Arrival, place, waker, after);
@@ -157,7 +157,7 @@ impl KvDriver {
                 }
                 return Some(Ok(message));
             }
-            if let Some(closed) = inner.closed() {
+            if let Some(closed) = inner.end_to_tell() {
                 return Some(Err(closed));
             }
             inner.enlist(Wait::Message, place, waker, after);
@@ -215,7 +215,7 @@ impl KvDriver {
             match inner.doubts.get(&id) {
                 None => return Some(None),
                 Some(&Some(resolution)) => return Some(Some(resolution)),
-                Some(None) if inner.closed().is_some() => return Some(None),
+                Some(None) if inner.end_to_tell().is_some() => return Some(None),
                 Some(None) => {}
             }
             inner.enlist(Wait::Resolution, place, waker, after);
@@ -224,7 +224,7 @@ impl KvDriver {
     }
 
     pub(in crate::kv) fn poll_end(&self, cx: &Context<'_>, place: &mut Place) -> Poll<ChannelClosed> {
-        self.locked(|inner, after| match inner.closed() {
+        self.locked(|inner, after| match inner.end_to_tell() {
             Some(closed) => Poll::Ready(closed),
             None => {
                 inner.enlist(Wait::End, place, Some(cx.waker()), after);

@@ -97,6 +97,8 @@ struct Inner {
     stats: ChannelStats,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
+    /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
+    returning: usize,
     batch: Vec<u8>,
 }
 
@@ -156,6 +158,13 @@ struct After {
     nudge: bool,
 }
 
+impl After {
+    /// Whether there is something that a user who hears of the end expects to be back in its place.
+    fn returns(&self) -> bool {
+        !self.blocks.is_empty() || !self.sources.is_empty() || self.ledger.is_some()
+    }
+}
+
 pub(crate) struct Parts {
     pub(crate) conn: Connection,
     pub(crate) cq: Cq,
@@ -196,6 +205,7 @@ impl KvDriver {
                 closing: false,
                 stats: ChannelStats::default(),
                 scheduled: None,
+                returning: 0,
                 batch: Vec::new(),
             }),
             spin: parts.spin,
@@ -270,9 +280,11 @@ impl KvDriver {
                 inner.scheduled = Some(next);
                 after.nudge = true;
             }
+            inner.returning += usize::from(after.returns());
             out
         };
-        let After { wakers, replaced, blocks, sources, ledger, destroy, lines, nudge } = after;
+        let returns = after.returns();
+        let After { mut wakers, replaced, blocks, sources, ledger, destroy, lines, nudge } = after;
         if nudge {
             self.nudge();
         }
@@ -289,7 +301,7 @@ impl KvDriver {
             watch.abort();
         }
         drop(lines);
-        // What must not be lost comes before what is the user's code. Who is woken finds the blocks in their pool.
+        // What must not be lost comes before what is the user's code.
         if let Some(ledger) = ledger {
             let on_end = lock(&self.on_end).take();
             if let Some(on_end) = on_end {
@@ -297,6 +309,9 @@ impl KvDriver {
             }
         }
         drop((blocks, sources));
+        if returns {
+            lock(&self.inner).returned(&mut wakers);
+        }
         wakers.into_iter().for_each(Waker::wake);
         drop(replaced);
         out

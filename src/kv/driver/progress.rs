@@ -36,6 +36,22 @@ impl Inner {
         self.waiting.take(wait, &mut after.wakers);
     }
 
+    /// Something that was taken along is back. The last one at the end tells everyone: who hears that the channel has
+    /// ended finds all blocks in their pools, and the endpoint knows what a reconnect must know.
+    pub(super) fn returned(&mut self, wakers: &mut Vec<Waker>) {
+        self.returning -= 1;
+        if self.end_to_tell().is_some() {
+            for wait in Wait::ALL {
+                self.waiting.take(wait, wakers);
+            }
+        }
+    }
+
+    /// How the channel ended, for those who wait for it: once nothing of it is on its way back any more.
+    pub(super) fn end_to_tell(&self) -> Option<ChannelClosed> {
+        if self.returning == 0 { self.closed() } else { None }
+    }
+
     /// How the channel ended; `None` while it has not.
     pub(super) fn closed(&self) -> Option<ChannelClosed> {
         let State::Ended { cause } = self.state else { return None };
@@ -124,7 +140,9 @@ impl Inner {
         let ok = cqe.status == WcStatus::Success;
         if !ok && cqe.status != WcStatus::Flushed {
             let words = format!("queue pair {}: {} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
-            self.fail(Cause::Transport, &words, now, after);
+            // The peer's device answers for a frozen process, so one that does not is gone or out of reach (K5).
+            let unanswered = cqe.status == WcStatus::RetryExceeded;
+            self.fail(if unanswered { Cause::PeerLost } else { Cause::Transport }, &words, now, after);
         } else if !ok {
             // Nothing of ours had failed. Where a connection manager has connected it, its end is the peer's.
             let managed = self.lines.as_ref().is_some_and(|lines| !lines.is_empty());
@@ -285,9 +303,7 @@ impl Inner {
             ledger.burn_grants();
             ledger
         });
+        // Who waits is told when these, and the ledger, are back: `returned`.
         after.blocks.extend(std::mem::take(&mut self.grants).into_values().map(|granted| granted.blocks));
-        for wait in Wait::ALL {
-            self.wake(wait, after);
-        }
     }
 }

@@ -149,12 +149,14 @@ impl From<Malformed> for ProtocolViolation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Silence for longer than `peer_timeout`, or the word of a connection manager that the peer has gone (K5).
+    /// Silence for longer than `peer_timeout`, a work request that the peer's device did not acknowledge in all its
+    /// retries, or the word of a connection manager that the peer has gone (K5).
     #[error(
-        "the peer is lost: it was silent for peer_timeout or has disconnected; it is dead, frozen or unreachable"
+        "the peer is lost: it was silent for peer_timeout, does not acknowledge, or has disconnected; it is dead, frozen \
+         or unreachable"
     )]
     PeerLost,
-    /// The device failed a work request.
+    /// The device failed a work request for another reason than a peer that does not answer.
     #[error("a work request failed")]
     Transport,
     /// The device was taken away, or has failed as a whole.
