@@ -65,7 +65,8 @@ impl Hello {
         }
         for qp in &self.qps {
             w.field(tag::QP, |w| {
-                w.u32(qp.qp_num).u32(qp.psn).u16(qp.lid).raw(&qp.gid).u16(qp.soft_port).u64(qp.soft_key);
+                w.u32(qp.qp_num).u32(qp.psn).u16(qp.lid).raw(&qp.gid);
+                w.u16(qp.soft_port).u64(qp.soft_key).u64(qp.soft_local);
             });
         }
         if let Some(l) = &self.layout {
@@ -179,6 +180,7 @@ fn qp(f: &mut Reader<'_>) -> Result<QpAddress, HelloError> {
         gid: f.bytes16()?,
         soft_port: f.u16()?,
         soft_key: f.u64()?,
+        soft_local: f.u64()?,
     })
 }
 

@@ -194,6 +194,7 @@ pub(super) mod tests {
                     gid: [i as u8; 16],
                     soft_port: 4000,
                     soft_key: u64::MAX,
+                    soft_local: 5 << 40,
                 })
                 .collect(),
             cm_port: 4791,

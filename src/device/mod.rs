@@ -10,6 +10,7 @@ pub(crate) mod gid;
 mod pd;
 pub(crate) mod profile;
 mod soft_config;
+mod soft_transport;
 mod verbs_config;
 
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,6 +22,7 @@ pub use faults::Faults;
 pub use pd::ProtectionDomain;
 pub use profile::Profile;
 pub use soft_config::SoftConfig;
+pub use soft_transport::{SoftTransport, UnknownSoftTransport};
 pub use verbs_config::VerbsConfig;
 
 use crate::error::DeviceError;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use super::{Faults, Profile};
+use super::{Faults, Profile, SoftTransport};
 use crate::error::DeviceError;
 
 const VAR: &str = "LANDFALL_SOFT";
@@ -18,6 +18,7 @@ pub struct SoftConfig {
     pub(crate) profile: Profile,
     pub(crate) seed: u64,
     pub(crate) address: IpAddr,
+    pub(crate) transport: SoftTransport,
     faults: Faults,
     rails: BTreeMap<u32, Faults>,
 }
@@ -28,6 +29,7 @@ impl Default for SoftConfig {
             profile: Profile::Default,
             seed: 0,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            transport: SoftTransport::Tcp,
             faults: Faults::new(),
             rails: BTreeMap::new(),
         }
@@ -56,6 +58,12 @@ impl SoftConfig {
     /// for one host.
     pub fn address(mut self, address: IpAddr) -> Self {
         self.address = address;
+        self
+    }
+
+    /// What queue pairs run over. Default [`SoftTransport::Tcp`].
+    pub fn transport(mut self, transport: SoftTransport) -> Self {
+        self.transport = transport;
         self
     }
 
@@ -96,7 +104,7 @@ impl SoftConfig {
     }
 
     /// From text in the format of `LANDFALL_SOFT`: `key=value` pairs separated by commas. The keys are `profile`,
-    /// `seed`, `address`, and those of [`Faults`] by the names of its methods, for instance `delay=5ms`, `drop_after=100000`;
+    /// `seed`, `address`, `transport`, and those of [`Faults`] by the names of its methods, for instance `delay=5ms`, `drop_after=100000`;
     /// with `rail1.` before it, a fault is of one queue pair ([`rail_faults`](Self::rail_faults)). Times have a unit (`ns`, `us`,
     /// `ms`, `s`). The last of two equal keys counts; what is not named has its default.
     ///
@@ -122,6 +130,11 @@ impl SoftConfig {
                 "address" => {
                     let expected = "address=IP, an IPv4 or IPv6 address";
                     this.address = value.parse().map_err(|_| config(pair, expected))?;
+                }
+                "transport" => {
+                    this.transport = value
+                        .parse()
+                        .map_err(|_| config(pair, &format!("transport= with {}", SoftTransport::ACCEPTED)))?;
                 }
                 _ => this.set_fault(pair, key, value)?,
             }
@@ -157,6 +170,7 @@ impl SoftConfig {
 impl fmt::Display for SoftConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "profile={},seed={},address={}", self.profile, self.seed, self.address)?;
+        write!(f, ",transport={}", self.transport)?;
         self.faults.write(f, "")?;
         for (rail, faults) in &self.rails {
             faults.write(f, &format!("{RAIL}{rail}."))?;
@@ -175,7 +189,10 @@ impl FromStr for SoftConfig {
 }
 
 fn keys() -> String {
-    format!("profile, seed, address, {}; each of the faults also with {RAIL}N. before it", Faults::KEYS)
+    format!(
+        "profile, seed, address, transport, {}; each of the faults also with {RAIL}N. before it",
+        Faults::KEYS
+    )
 }
 
 fn config(got: &str, expected: &str) -> DeviceError {

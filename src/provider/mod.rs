@@ -295,6 +295,8 @@ pub(crate) struct QpAddress {
     /// Soft provider only: the TCP port on which this queue pair accepts its peer, and the secret the peer shows.
     pub(crate) soft_port: u16,
     pub(crate) soft_key: u64,
+    /// Soft provider only: under which name it accepts a peer of its host, random; 0 when it takes no shared memory.
+    pub(crate) soft_local: u64,
 }
 
 /// Attributes of a queue pair at creation.

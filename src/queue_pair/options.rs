@@ -98,6 +98,7 @@ pub struct QpEndpoint {
     gid: Ipv6Addr,
     soft_port: u16,
     soft_key: u64,
+    soft_local: u64,
     pub(super) mtu: u32,
     pub(super) rd_atomic: u8,
     pub(super) ordered: bool,
@@ -132,6 +133,7 @@ impl QpEndpoint {
             gid: address.gid.into(),
             soft_port: address.soft_port,
             soft_key: address.soft_key,
+            soft_local: address.soft_local,
             mtu: caps.active_mtu,
             rd_atomic: caps.max_rd_atomic,
             ordered: caps.ordered,
@@ -146,6 +148,7 @@ impl QpEndpoint {
             gid: self.gid.octets(),
             soft_port: self.soft_port,
             soft_key: self.soft_key,
+            soft_local: self.soft_local,
         }
     }
 }

@@ -35,7 +35,13 @@ impl Offer {
         let mut w = Writer(out);
         w.field(tag::ADDRESS, |w| {
             let a = &self.address;
-            w.u32(a.qp_num).u32(a.psn).u16(a.lid).raw(&a.gid).u16(a.soft_port).u64(a.soft_key);
+            w.u32(a.qp_num)
+                .u32(a.psn)
+                .u16(a.lid)
+                .raw(&a.gid)
+                .u16(a.soft_port)
+                .u64(a.soft_key)
+                .u64(a.soft_local);
         });
         w.field(tag::PATH, |w| {
             w.u32(if self.ordered { ORDERED } else { 0 }).u32(self.mtu).u8(self.serves).u8(self.issues);
@@ -59,6 +65,7 @@ impl Offer {
                         gid: f.bytes16()?,
                         soft_port: f.u16()?,
                         soft_key: f.u64()?,
+                        soft_local: f.u64()?,
                     });
                 }
                 tag::PATH => path = Some((f.u32()?, f.u32()?, f.u8()?, f.u8()?)),
@@ -133,6 +140,7 @@ mod tests {
             gid: [3; 16],
             soft_port: 4000,
             soft_key: 0x1122_3344_5566_7788,
+            soft_local: 9,
         };
         Offer { address, mtu: 4096, serves: 16, issues: 8, ordered: true, private: vec![5; 20] }
     }

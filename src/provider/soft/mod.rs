@@ -55,7 +55,7 @@ pub(crate) use mr::SoftMr;
 pub(crate) use qp::{SoftCmQp, SoftQp};
 pub(crate) use srq::SoftSrq;
 
-use crate::device::{Capabilities, Profile, SoftConfig};
+use crate::device::{Capabilities, Profile, SoftConfig, SoftTransport};
 use crate::error::DeviceError;
 use crate::provider::events::Events;
 
@@ -65,6 +65,7 @@ pub(crate) struct SoftDevice {
     caps: Capabilities,
     profile: Profile,
     address: IpAddr,
+    transport: SoftTransport,
     seed: u64,
     /// With faults: where those of each queue pair come from.
     faulty: Option<Box<SoftConfig>>,
@@ -96,6 +97,7 @@ impl SoftDevice {
             caps: config.profile.capabilities(),
             profile: config.profile,
             address: config.address,
+            transport: config.transport,
             seed: config.seed,
             faulty,
             mrs: mr::MrTable::default(),

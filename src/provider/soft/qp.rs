@@ -156,7 +156,7 @@ impl SoftPd {
             fix: "drop queue pairs that are not used",
         })?;
         let gid = link::gid(self.device.address);
-        let address = QpAddress { qp_num, psn, lid: 0, gid, soft_port: port, soft_key: key };
+        let address = QpAddress { qp_num, psn, lid: 0, gid, soft_port: port, soft_key: key, soft_local: 0 };
         // Each queue pair of a seed makes its own choices, the same ones in each run.
         let seed = self.device.seed ^ u64::from(qp_num).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let inner = QpInner {
