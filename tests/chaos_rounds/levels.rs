@@ -12,6 +12,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Levels {
     pub descriptors: usize,
     pub mapped_kib: u64,
+    /// Mappings of memfds, which are what is shared: our own, and those of peers.
+    pub memfds: usize,
     pub tasks: usize,
     pub threads: usize,
 }
@@ -23,6 +25,7 @@ impl Levels {
         Ok(Self {
             descriptors: count("/proc/self/fd")?,
             mapped_kib: maps.lines().filter(|line| is_ours(line)).map(kib).sum(),
+            memfds: maps.lines().filter(|line| name(line).starts_with(MEMFD)).count(),
             tasks: tokio::runtime::Handle::current().metrics().num_alive_tasks(),
             threads: count("/proc/self/task")?,
         })
@@ -46,6 +49,7 @@ impl Levels {
     fn is_within(&self, before: &Self) -> bool {
         self.descriptors <= before.descriptors
             && self.mapped_kib <= before.mapped_kib
+            && self.memfds <= before.memfds
             && self.tasks <= before.tasks
             && self.threads <= before.threads
     }
@@ -53,15 +57,24 @@ impl Levels {
 
 impl fmt::Display for Levels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { descriptors, mapped_kib, tasks, threads } = self;
-        write!(f, "{descriptors} descriptors, {mapped_kib} KiB mapped, {tasks} tasks, {threads} threads")
+        let Self { descriptors, mapped_kib, memfds, tasks, threads } = self;
+        write!(
+            f,
+            "{descriptors} descriptors, {mapped_kib} KiB mapped, {memfds} memfds mapped, {tasks} tasks, {threads} threads"
+        )
     }
+}
+
+const MEMFD: &str = "/memfd:";
+
+fn name(line: &str) -> &str {
+    line.split_ascii_whitespace().nth(5).unwrap_or("")
 }
 
 /// Not of a file or the kernel, nor the heap.
 fn is_ours(line: &str) -> bool {
-    let name = line.split_ascii_whitespace().nth(5).unwrap_or("");
-    name.is_empty() || name.starts_with("/memfd:") || name.starts_with("[anon:")
+    let name = name(line);
+    name.is_empty() || name.starts_with(MEMFD) || name.starts_with("[anon:")
 }
 
 fn kib(line: &str) -> u64 {
