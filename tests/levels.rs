@@ -279,7 +279,7 @@ async fn grant_on(channel: &KvChannel, mut after: impl FnMut(u64)) {
 /// A channel with a peer that is killed after three transfers, in the middle of what comes next. Which side writes and which one
 /// dials goes by `n`.
 async fn outlive(n: u64, soft: &SoftConfig, survivor: &KvEndpoint, listener: &mut KvListener) {
-    let (peer_writes, peer_dials) = (n.is_multiple_of(2), n / 2 % 2 == 0);
+    let (peer_writes, peer_dials) = (n.is_multiple_of(2), (n / 2).is_multiple_of(2));
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "peer", "--ignored", "--nocapture"])
