@@ -138,15 +138,16 @@ impl QueuePair {
         Ok(QpEndpoint::new(address, self.core.pd.device().capabilities()))
     }
 
-    /// What carries its bytes, and why. `None` while it is not connected, and once it has been destroyed.
+    /// What carries its bytes, and why. `None` while that is not known, and once the queue pair has been destroyed.
     ///
-    /// On the soft provider the side that is [`Role::Active`] knows at once, the other one when the peer has come in: what it has
-    /// received came that way.
+    /// The side that is [`Role::Active`] knows when it is connected; the other one, where it takes either transport of the soft
+    /// provider, when its peer has come in: what it has received came that way.
     pub fn path(&self) -> Option<QpPath> {
         if !self.core.connected.load(Ordering::Acquire) {
             return None;
         }
-        self.core.with_qp(provider::Qp::path).map(|(transport, reason)| QpPath { transport, reason })
+        let (transport, reason) = self.core.with_qp(provider::Qp::path)?;
+        (transport != SoftTransport::Auto.name()).then_some(QpPath { transport, reason })
     }
 
     /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:

@@ -179,7 +179,7 @@ fn k9_a_network_of_its_own_is_another_host_and_the_path_says_so() {
         // Shared memory was asked for, and nothing else will do: an error before any byte, with its reason and the fix.
         complaint(
             &dial(&near, &listener, &options("shm")),
-            &["shm was asked for", "network namespace", "tcp"],
+            &["shm was asked for", "network namespace", "TCP"],
         );
         let seen = report(&dial(&near, &listener, &options("auto")));
         assert_eq!(seen["transport"], "tcp");
@@ -188,6 +188,9 @@ fn k9_a_network_of_its_own_is_another_host_and_the_path_says_so() {
 
         // The other way round: it is the listening side that takes nothing else.
         let listener = Listener::start(&far, FAR, &options("shm"));
-        complaint(&dial(&near, &listener, &options("auto")), &["shm", "network namespace", "tcp"]);
+        complaint(
+            &dial(&near, &listener, &options("auto")),
+            &["shm was asked for", "network namespace", "TCP"],
+        );
     }
 }

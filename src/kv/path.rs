@@ -13,7 +13,8 @@ use crate::counters::CounterReport;
 pub struct PathReport {
     /// `"tcp"` or `"shm"` for the soft provider, over TCP or in shared memory; `"verbs"` for an RDMA device. `"mixed"` where the
     /// queue pairs differ, each of which says its own: with [`SoftTransport::Auto`](crate::device::SoftTransport::Auto), when
-    /// shared memory could not be had for some of them.
+    /// shared memory could not be had for some of them. `"auto"` on the listening side until the peer has come in, which over a
+    /// network can be a moment after the handshake.
     pub transport: &'static str,
     /// Why that one: it was asked for, or what `Auto` has found.
     pub transport_reason: String,
