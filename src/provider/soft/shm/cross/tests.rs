@@ -75,8 +75,9 @@ impl Drop for Process {
 
 /// A peer process with memory that it has not shared.
 struct Peer {
-    process: Process,
+    // Closed first: a peer of another user cannot be killed from here, and ends by itself.
     socket: UnixStream,
+    process: Process,
     at: u64,
 }
 
@@ -369,7 +370,11 @@ fn k9_pid_namespaces_are_read_from_outside_and_say_so_from_inside() {
     let mut command = Command::new("/bin/sh");
     // The shell stays outside: what it starts is the first process of the namespace.
     command.args(["-c", "\"$@\"; exit $?", "sh"]).arg(std::env::current_exe().unwrap());
-    command.args(this_test("reader_in_a_pid_namespace")).env(CALL, &name).stdin(Stdio::null());
+    command
+        .args(this_test("reader_in_a_pid_namespace"))
+        .env(CALL, &name)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     let root = is_root();
     // SAFETY: between fork and exec only a system call is made.
     unsafe {
