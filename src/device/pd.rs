@@ -83,7 +83,7 @@ impl ProtectionDomain {
     ) -> Result<Vec<Region<Exposed>>, MemoryError> {
         let limit = self.inner.device.capabilities().max_mr_size;
         let access = memory.access(access);
-        self.blocking(move |pd| Region::register_pieces(pd, memory.map()?, limit, access)).await
+        self.blocking(move |pd| Region::register_pieces(pd, memory.map_for(pd)?, limit, access)).await
     }
 
     async fn register<K: Kind>(&self, memory: Memory, access: AccessFlags) -> Result<Region<K>, MemoryError> {
@@ -92,7 +92,7 @@ impl ProtectionDomain {
             return Err(MemoryError::TooLarge { asked, limit });
         }
         let access = memory.access(access);
-        self.blocking(move |pd| Region::register(pd, memory.map()?, access)).await
+        self.blocking(move |pd| Region::register(pd, memory.map_for(pd)?, access)).await
     }
 
     /// Runs `register` on tokio's blocking pool.

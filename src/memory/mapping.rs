@@ -4,14 +4,18 @@
 
 use std::any::Any;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
-use super::Prefault;
+use super::{Prefault, memfd};
 use crate::error::MemoryError;
 
-/// Above this, an anonymous mapping asks for huge pages.
+/// From this size on, a mapping of ours asks for huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
+
+/// What names the next memfd in this process. None is 0.
+static NEXT_MEMFD: AtomicU64 = AtomicU64::new(1);
 
 /// Memory with a fixed address for as long as this value lives.
 pub(crate) struct Mapping {
@@ -25,9 +29,25 @@ pub(crate) struct Mapping {
 
 enum Backing {
     /// Ours: unmapped at drop. The length mapped is rounded up to whole pages.
-    Mapped { mapped_len: usize, memfd: Option<OwnedFd> },
+    Mapped { mapped_len: usize, memfd: Option<Memfd> },
     /// The user's, kept by an owner that we only drop.
     User { _owner: Box<dyn Any + Send + Sync> },
+}
+
+/// The memfd behind a mapping of ours: its first byte is the mapping's.
+struct Memfd {
+    fd: OwnedFd,
+    id: u64,
+}
+
+/// The sealed memfd behind a mapping, for who lends it to another process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemfdRef<'m> {
+    pub(crate) fd: BorrowedFd<'m>,
+    /// The length of the memfd: the mapping's, rounded up to pages.
+    pub(crate) len: u64,
+    /// Names this memfd in this process: never 0, never given out again.
+    pub(crate) id: u64,
 }
 
 impl std::fmt::Debug for Mapping {
@@ -46,38 +66,37 @@ impl Mapping {
         let mapped_len = whole_pages(len)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let this = Self::map("mapping anonymous memory", len, mapped_len, flags, None)?;
-        if len >= HUGE_PAGE {
-            // SAFETY: the range is a mapping of ours; the advice changes no content. A refusal costs speed only.
-            unsafe { libc::madvise(this.addr as *mut libc::c_void, mapped_len, libc::MADV_HUGEPAGE) };
-        }
+        this.ask_for_huge_pages();
         this.prefault(prefault)?;
         Ok(this)
     }
 
+    /// Memory in a memfd that is sealed against everything but the writes through this mapping, see [`memfd`].
     pub(crate) fn memfd(len: u64, prefault: Prefault) -> Result<Self, MemoryError> {
         let mapped_len = whole_pages(len)?;
         let os = |what| move |source| MemoryError::Os { what, len, source };
-        // SAFETY: a plain system call with a NUL-terminated name.
-        let fd =
-            unsafe { libc::memfd_create(c"landfall".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        if fd < 0 {
-            return Err(os("creating a memfd")(io::Error::last_os_error()));
+        let fd = memfd::create(mapped_len as u64).map_err(os("creating a memfd"))?;
+        let id = NEXT_MEMFD.fetch_add(1, Ordering::Relaxed);
+        let memfd = Some(Memfd { fd, id });
+        let this = Self::map("mapping a memfd", len, mapped_len, libc::MAP_SHARED, memfd)?;
+        // After the mapping: from then on nobody gets another one that can write.
+        if let Some(memfd) = this.memfd_ref() {
+            memfd::seal(memfd.fd).map_err(os("sealing a memfd"))?;
         }
-        // SAFETY: memfd_create has just given us this descriptor, and nobody else has it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: plain system calls on a descriptor that we own; `mapped_len` fits an i64, see `whole_pages`.
-        unsafe {
-            if libc::ftruncate(fd.as_raw_fd(), mapped_len as libc::off_t) != 0 {
-                return Err(os("sizing a memfd")(io::Error::last_os_error()));
-            }
-            let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-            if libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0 {
-                return Err(os("sealing a memfd")(io::Error::last_os_error()));
-            }
-        }
-        let this = Self::map("mapping a memfd", len, mapped_len, libc::MAP_SHARED, Some(fd))?;
+        this.ask_for_huge_pages();
         this.prefault(prefault)?;
         Ok(this)
+    }
+
+    /// For a fresh mapping of ours. Transparent huge pages of a memfd need the system's consent besides
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`).
+    fn ask_for_huge_pages(&self) {
+        if let Backing::Mapped { mapped_len, .. } = self.backing
+            && self.len >= HUGE_PAGE
+        {
+            // SAFETY: the range is a mapping of ours; the advice changes no content. A refusal costs speed only.
+            unsafe { libc::madvise(self.addr as *mut libc::c_void, mapped_len, libc::MADV_HUGEPAGE) };
+        }
     }
 
     fn map(
@@ -85,9 +104,9 @@ impl Mapping {
         len: u64,
         mapped_len: usize,
         flags: libc::c_int,
-        memfd: Option<OwnedFd>,
+        memfd: Option<Memfd>,
     ) -> Result<Self, MemoryError> {
-        let fd = memfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let fd = memfd.as_ref().map_or(-1, |memfd| memfd.fd.as_raw_fd());
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let addr = unsafe {
             libc::mmap(std::ptr::null_mut(), mapped_len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
@@ -131,10 +150,11 @@ impl Mapping {
     }
 
     /// The sealed memfd behind this memory, where there is one.
-    #[allow(dead_code)] // For the shared-memory transport; so far a test looks at its seals.
-    pub(crate) fn memfd_fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn memfd_ref(&self) -> Option<MemfdRef<'_>> {
         match &self.backing {
-            Backing::Mapped { memfd: Some(fd), .. } => Some(fd.as_fd()),
+            Backing::Mapped { mapped_len, memfd: Some(memfd) } => {
+                Some(MemfdRef { fd: memfd.fd.as_fd(), len: *mapped_len as u64, id: memfd.id })
+            }
             _ => None,
         }
     }

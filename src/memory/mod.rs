@@ -13,6 +13,7 @@
 
 mod checksum;
 mod mapping;
+mod memfd;
 mod region;
 mod remote;
 mod slice;
@@ -28,7 +29,7 @@ pub use remote::{Access, RemoteRegion, RemoteSlice};
 pub use slice::{AnySlice, Slice};
 
 use crate::error::MemoryError;
-use crate::provider::AccessFlags;
+use crate::provider::{self, AccessFlags};
 
 /// Whether the pages of a region are faulted in when it is registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -41,6 +42,28 @@ pub enum Prefault {
 }
 
 /// A description of memory to register. Nothing is mapped before it is registered.
+///
+/// # On a soft device that takes shared memory
+///
+/// There the peer copies from our memory by itself. What [`Memory::anonymous`] describes is then made of a sealed memfd, as
+/// with [`Memory::memfd`], so that it can be lent to a peer of the same host. Elsewhere, and over
+/// [`SoftTransport::Tcp`](crate::device::SoftTransport::Tcp), it is private memory, which gets huge pages more often. What the
+/// caller should know of a memfd:
+///
+/// - It takes one file descriptor as long as the memory lives.
+/// - The kernel refuses everyone but this process to write it, to punch holes into it and to change its size. A peer that was
+///   lent a part of it can *read all of the mapping*, also where the registration does not say so and after it has ended, for as
+///   long as the peer keeps its descriptor. Memory that a peer must not see belongs in a registration of its own that takes
+///   part in no operation with that peer.
+/// - The memory is returned to the system after its last user, of either process, has gone.
+/// - It is shared with children that are forked without `exec`, instead of copied when written.
+/// - It has huge pages only where `/sys/kernel/mm/transparent_hugepage/shmem_enabled` allows them (`advise` does).
+/// - Its pages are on the NUMA node of the thread that first touches them, with [`Prefault::Yes`] one of the runtime's blocking
+///   pool. A copy between nodes runs at the speed of their link. Where that counts, bind both processes to one node (`numactl
+///   --cpunodebind=0 --membind=0`).
+///
+/// Memory of the caller ([`Memory::from_raw`]) stays what it is: a peer reads it where the system permits one process to read
+/// another's memory.
 #[derive(Debug)]
 pub struct Memory {
     source: Source,
@@ -66,13 +89,14 @@ impl std::fmt::Debug for Source {
 }
 
 impl Memory {
-    /// Page-aligned, zeroed memory of this process.
+    /// Page-aligned, zeroed memory of this process. On a soft device that takes shared memory, the same as
+    /// [`memfd`](Self::memfd).
     pub fn anonymous(len: u64) -> Self {
         Self::new(Source::Anonymous, len)
     }
 
-    /// Page-aligned, zeroed memory in a memfd that is sealed against shrinking and growing, so that it can be shared
-    /// with another process of this host.
+    /// Page-aligned, zeroed memory in a memfd that is sealed against shrinking, growing and the writes of others, so that
+    /// it can be shared with another process of this host.
     pub fn memfd(len: u64) -> Self {
         Self::new(Source::Memfd, len)
     }
@@ -126,7 +150,17 @@ impl Memory {
         self.len == 0
     }
 
-    /// Maps it. Blocks while pages are faulted in.
+    /// Maps it for a registration in `pd`. Blocks while pages are faulted in.
+    ///
+    /// This is where it is decided what memory of ours is made of.
+    pub(crate) fn map_for(mut self, pd: &provider::Pd) -> Result<Mapping, MemoryError> {
+        if matches!(self.source, Source::Anonymous) && pd.lends_memory() {
+            self.source = Source::Memfd;
+        }
+        self.map()
+    }
+
+    /// Maps it as it is described. Blocks while pages are faulted in.
     pub(crate) fn map(self) -> Result<Mapping, MemoryError> {
         match self.source {
             Source::Anonymous => Mapping::anonymous(self.len, self.prefault),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::device::{Device, Profile, ProtectionDomain, SoftConfig};
+use crate::device::{Device, Profile, ProtectionDomain, SoftConfig, SoftTransport};
 
 fn pd() -> ProtectionDomain {
     Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap()
@@ -137,15 +137,70 @@ async fn r1_write_to_fd_writes_all_of_it() {
 }
 
 #[test]
-fn r1_a_memfd_is_sealed() {
+fn r1_a_memfd_can_be_lent_and_only_its_owner_writes_it() {
     let mapping = Memory::memfd(5000).map().unwrap();
-    let fd = mapping.memfd_fd().unwrap();
-    // SAFETY: plain system calls on an open descriptor.
-    let (seals, shrunk) =
-        unsafe { (libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS), libc::ftruncate(fd.as_raw_fd(), 1)) };
-    assert_eq!(seals, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL);
-    assert_eq!(shrunk, -1);
-    assert_eq!((mapping.len(), mapping.addr() % mapping::page_size() as u64), (5000, 0));
+    let memfd = mapping.memfd_ref().unwrap();
+    let page = mapping::page_size();
+    assert_eq!((mapping.len(), mapping.addr() % page as u64), (5000, 0));
+    assert_eq!(memfd.len, 5000_usize.next_multiple_of(page) as u64);
+    let fd = memfd.fd.as_raw_fd();
+    let map = |protection| {
+        // SAFETY: a new mapping at an address of the kernel's choice; it is left to the end of the process.
+        unsafe { libc::mmap(std::ptr::null_mut(), page, protection, libc::MAP_SHARED, fd, 0) }
+    };
+    // SAFETY: plain system calls on an open descriptor, and on a mapping that nothing else uses.
+    unsafe {
+        let seals = libc::fcntl(fd, libc::F_GET_SEALS);
+        let size = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        assert_eq!(seals & size, size);
+        for len in [0, 1, 4096, 1 << 20] {
+            assert!(libc::ftruncate(fd, len) == -1 || len == memfd.len as i64);
+        }
+        // Whoever gets the descriptor reads, and cannot become a writer.
+        let reader = map(libc::PROT_READ);
+        assert_ne!(reader, libc::MAP_FAILED);
+        if seals & libc::F_SEAL_FUTURE_WRITE == 0 {
+            eprintln!("this kernel has no F_SEAL_FUTURE_WRITE: a peer could write");
+            return;
+        }
+        assert_eq!(map(libc::PROT_READ | libc::PROT_WRITE), libc::MAP_FAILED);
+        assert_eq!(libc::mprotect(reader, page, libc::PROT_READ | libc::PROT_WRITE), -1);
+        assert_eq!(libc::pwrite(fd, [1u8].as_ptr().cast(), 1, 0), -1);
+        let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        assert_eq!(libc::fallocate(fd, punch, 0, page as i64), -1);
+        // The owner does, and the reader sees it.
+        std::ptr::with_exposed_provenance_mut::<u8>(mapping.addr() as usize).add(17).write_volatile(5);
+        assert_eq!(reader.cast::<u8>().add(17).read_volatile(), 5);
+    }
+}
+
+#[test]
+fn r1_every_memfd_has_a_name_of_its_own() {
+    let id = |mapping: &Mapping| mapping.memfd_ref().map(|memfd| memfd.id);
+    let (a, b) = (Memory::memfd(1).map().unwrap(), Memory::memfd(1).map().unwrap());
+    assert_ne!(id(&a), id(&b));
+    assert!(id(&a) != Some(0) && id(&a).is_some() && id(&b) != Some(0));
+    assert_eq!(id(&Memory::anonymous(1).map().unwrap()), None);
+    assert_eq!(id(&users(1).0.map().unwrap()), None);
+}
+
+#[tokio::test]
+async fn r1_our_memory_is_a_memfd_where_a_peer_may_copy_from_it() {
+    for (transport, lent) in
+        [(SoftTransport::Tcp, false), (SoftTransport::Auto, true), (SoftTransport::Shm, true)]
+    {
+        let pd = Device::soft(SoftConfig::new().transport(transport)).unwrap().alloc_pd().unwrap();
+        let map = |memory: Memory| memory.map_for(pd.provider()).unwrap().memfd_ref().is_some();
+        assert_eq!(map(Memory::anonymous(9000)), lent, "{transport}");
+        assert!(map(Memory::memfd(9000)), "{transport}");
+        assert!(!map(users(9000).0), "{transport}");
+        // By the public way, as ever.
+        let region = pd.register_exposed(Memory::anonymous(9000), Access::READ_WRITE).await.unwrap();
+        assert_eq!(region.inner.mapping.memfd_ref().is_some(), lent, "{transport}");
+        region.slice(8990..).unwrap().copy_in(0, &[1; 10]).unwrap();
+        let pieces = pd.register_pieces(Memory::anonymous(9000), AccessFlags::LOCAL_WRITE).await.unwrap();
+        assert_eq!(pieces[0].inner.mapping.memfd_ref().is_some(), lent, "{transport}");
+    }
 }
 
 /// Says when it is dropped.

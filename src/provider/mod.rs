@@ -458,6 +458,15 @@ impl Pd {
         }
     }
 
+    /// Whether peers of this host copy from memory that is registered here, when it can be lent to them.
+    pub(crate) fn lends_memory(&self) -> bool {
+        match self {
+            Self::Soft(pd) => pd.lends_memory(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => false,
+        }
+    }
+
     /// Registers `mapping`. Blocking on real devices (pins pages): call it off the runtime's workers.
     pub(crate) fn reg_mr(
         &self,

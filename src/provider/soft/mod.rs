@@ -14,6 +14,7 @@
 //!   srq.rs      shared receive queues
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //!   faults.rs   faults, where the configuration asks for them
+//!   shm/        memory of a peer on this host
 //! ```
 //!
 //! Profiles are data: limits, whether `sq.rs` picks the next segment in order or at random, and whether a request
@@ -36,6 +37,9 @@ mod qp;
 mod rng;
 mod rx;
 mod service;
+// The consumers are in the link over shared memory.
+#[allow(dead_code)]
+mod shm;
 mod sq;
 mod srq;
 mod sys;

@@ -7,11 +7,13 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::marker::PhantomData;
+use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::{SoftDevice, SoftPd};
+use crate::device::SoftTransport;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
 use crate::provider::AccessFlags;
@@ -44,6 +46,11 @@ impl Drop for SoftMr {
 }
 
 impl SoftPd {
+    /// Whether our own memory is made so that peers of this host can be lent it.
+    pub(crate) fn lends_memory(&self) -> bool {
+        self.device.transport != SoftTransport::Tcp
+    }
+
     pub(crate) fn reg_mr(
         self: &Arc<Self>,
         mapping: Arc<Mapping>,
@@ -168,6 +175,37 @@ impl MrGuard<'_> {
             held: PhantomData,
         })
     }
+
+    /// The memfd behind the region of `key`, and where the region begins in it. `None` for the user's memory, and for a key
+    /// that is not registered.
+    #[allow(dead_code)] // For the shared-memory link.
+    pub(super) fn memfd_of(&self, key: u32) -> Option<MemfdOf<'_>> {
+        let entry = self.0.live.get(&key)?;
+        MemfdOf::new(&entry.mapping, entry.addr)
+    }
+}
+
+/// Where registered memory is in a memfd, which can be lent to a peer of this host.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code)] // Read by the shared-memory link.
+pub(super) struct MemfdOf<'g> {
+    /// Sealed against shrinking and growing, and (where the kernel can) against writes through any other mapping.
+    pub(super) fd: BorrowedFd<'g>,
+    /// Where the memory begins in it.
+    pub(super) offset: u64,
+    /// The length of the whole memfd, which is what a peer maps.
+    pub(super) len: u64,
+    /// Names the memfd in this process: never 0, never given out again. Regions of one mapping have it in common, so that
+    /// a peer is sent one descriptor for all of them.
+    pub(super) id: u64,
+}
+
+impl<'g> MemfdOf<'g> {
+    fn new(mapping: &'g Mapping, addr: u64) -> Option<Self> {
+        let memfd = mapping.memfd_ref()?;
+        let offset = addr.checked_sub(mapping.addr())?;
+        Some(Self { fd: memfd.fd, offset, len: memfd.len, id: memfd.id })
+    }
 }
 
 /// What an atomic does to its eight bytes.
@@ -186,7 +224,13 @@ pub(super) struct MemRange<'g> {
     held: PhantomData<&'g ()>,
 }
 
-impl MemRange<'_> {
+impl<'g> MemRange<'g> {
+    /// The memfd behind it, and where this range begins in it. `None` for the user's memory.
+    #[allow(dead_code)] // For the shared-memory link.
+    pub(super) fn memfd(self) -> Option<MemfdOf<'g>> {
+        MemfdOf::new(self.mapping, self.addr)
+    }
+
     pub(super) fn as_ptr(self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.addr as usize)
     }
@@ -202,6 +246,19 @@ impl MemRange<'_> {
         // SAFETY: `resolve` checked the range against the registration, whose mapping lives for `'g`; the lock
         // keeps the copies of safe code out, and a local region's slice is owned by the operation meanwhile.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), self.as_ptr(), from.len()) };
+    }
+
+    /// Hands its pieces of at most `piece` bytes to `fill`, in order: where a piece begins in the range, its address and its
+    /// length. `fill` may write the piece, and keeps the copies of safe code out meanwhile.
+    #[allow(dead_code)] // For the shared-memory link.
+    pub(super) fn fill(self, piece: usize, mut fill: impl FnMut(usize, *mut u8, usize)) {
+        let mut at = 0;
+        while at < self.len {
+            let n = piece.clamp(1, self.len - at);
+            let _copying = self.mapping.lock_copies();
+            fill(at, self.as_ptr().wrapping_add(at), n);
+            at += n;
+        }
     }
 
     /// Does `op` on its eight bytes, and says what was there before. `None` for another length, or an address that is not a

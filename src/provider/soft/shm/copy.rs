@@ -1,0 +1,59 @@
+//! From a peer's mapped region to registered memory: the copy that makes data land.
+//!
+//! The peer may write its memory at any time, also against the rules and while it is copied. Then what arrives is torn, which
+//! is its own affair, as with a NIC that reads a source too late; nothing here depends on the values. See `raw_copy.rs`.
+//!
+//! Where both ends are in one process, source and target can be the same page by two addresses. That is defined, too: bytes of
+//! the one or of the other, as after an RDMA operation over overlapping memory.
+//!
+//! A copy runs where the progress is made, at the speed of one core. Its pages are where their owners first touched them; the
+//! copy of a peer on another NUMA node runs at the speed of the link between the nodes. Nothing is moved or bound here.
+
+use super::super::mr::MemRange;
+use super::peer_map::PeerMap;
+use super::raw_copy::{self, Streams};
+
+/// From this many bytes on, a transfer is written past the caches. See `benches/RESULTS.md`.
+const STREAM_BYTES: u64 = 4 << 20;
+
+/// How long the copies of safe code into the same memory are kept out at a time.
+const LOCKED_BYTES: usize = 64 << 10;
+
+/// What a copy is a part of.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::provider::soft) struct CopyHint {
+    transfer: u64,
+}
+
+impl CopyHint {
+    /// Part of `bytes` that are copied together, in slices: a message, or all that is known to be coming. The size of the
+    /// whole says whether the caches will hold it, the size of a slice does not.
+    pub(in crate::provider::soft) fn part_of(bytes: u64) -> Self {
+        Self { transfer: bytes }
+    }
+}
+
+/// Fills `target` from `source`, beginning at `offset` there. `None`, with nothing copied, when the source does not have those
+/// bytes.
+pub(in crate::provider::soft) fn copy_from(
+    source: &PeerMap,
+    offset: u64,
+    target: MemRange<'_>,
+    hint: CopyHint,
+) -> Option<()> {
+    let len = target.len();
+    let from = source.at(offset, len as u64)?;
+    let streams =
+        if hint.transfer.max(len as u64) >= STREAM_BYTES { Streams::detect() } else { Streams::None };
+    target.fill(LOCKED_BYTES, |at, to, n| {
+        // SAFETY: `at + n` is at most `len`, and `at()` has checked `len` bytes against the mapping, which `source` keeps and
+        // whose file cannot shrink. `to..+n` is a part of a live registration that is ours alone to write meanwhile (see
+        // `MemRange::write`). The mapping is the kernel's choice of address, so the two do not overlap as addresses. `streams`
+        // is what this processor has.
+        unsafe { raw_copy::stream(from.wrapping_add(at), to, n, streams) }
+    });
+    Some(())
+}
+
+#[cfg(test)]
+mod tests;

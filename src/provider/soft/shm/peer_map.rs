@@ -1,0 +1,196 @@
+//! A region of a peer on this host: its memfd, mapped read-only.
+//!
+//! The descriptor comes from the peer, so that nothing about it is taken for granted. It has to be a memfd of ordinary pages
+//! (of `tmpfs` without a mount: no file system that answers when it likes, no huge pages that can run out) which is sealed
+//! against shrinking and growing. Then what `fstat` says stays true, and reading the mapping can never be a SIGBUS. A hole in it
+//! reads as zeros. (It is filled by that, on the account of whoever reads. So only what a peer names is read, and pages are
+//! faulted in ahead only where the memfd has them already.)
+//!
+//! There is one mapping of a memfd in the process, whatever number of queue pairs uses it; it goes with the last of them. It
+//! is found by device and inode, which cannot be anybody else's while the mapping holds the file.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr;
+use std::sync::{Arc, LazyLock, Mutex, Weak};
+
+use super::super::lock;
+use crate::background;
+
+/// The longest memfd that is mapped: what a region of a soft device can be, and a page. Address space is what it costs, so the
+/// link bounds how many there are.
+const MAX_BYTES: u64 = (1 << 40) + (64 << 10);
+/// From this size on, pages are faulted in ahead, and unmapped, in the background.
+const LARGE: u64 = 1 << 20;
+/// Faulted in at a time: how much longer than its last user a mapping may live.
+const POPULATE_BYTES: usize = 32 << 20;
+
+/// Why the memory of a peer is not mapped.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::provider::soft) enum PeerMapError {
+    #[error("the peer sent a descriptor of something else than a memfd of ordinary pages")]
+    NotMemfd,
+    #[error(
+        "the peer's memfd is not sealed against shrinking and growing (its seals are {seals:#x}), so that reading it could kill this process"
+    )]
+    NotSealed { seals: i32 },
+    #[error("the peer's memfd has {size} bytes, and {told} were announced")]
+    TooShort { told: u64, size: u64 },
+    #[error("the peer's memfd has {size} bytes, and {MAX_BYTES} is the most that is mapped")]
+    TooLarge { size: u64 },
+    #[error("{what} failed")]
+    Os {
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Which file it is.
+type FileId = (u64, u64);
+
+/// The mappings of this process. An entry may have outlived its mapping, by a moment.
+static MAPPED: LazyLock<Mutex<HashMap<FileId, Weak<PeerMap>>>> = LazyLock::new(Mutex::default);
+
+/// The whole of a peer's memfd.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct PeerMap {
+    file: FileId,
+    pages: Pages,
+}
+
+impl PeerMap {
+    /// Maps the memfd `fd`, of which the peer says that it has at least `len` bytes. The descriptor is closed.
+    pub(in crate::provider::soft) fn map(fd: OwnedFd, len: u64) -> Result<Arc<Self>, PeerMapError> {
+        let stat = check(&fd)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if size < len || size == 0 {
+            return Err(PeerMapError::TooShort { told: len, size });
+        }
+        if size > MAX_BYTES {
+            return Err(PeerMapError::TooLarge { size });
+        }
+        let mapped_len = usize::try_from(size).map_err(|_| PeerMapError::TooLarge { size })?;
+        let file: FileId = (stat.st_dev, stat.st_ino);
+        let mut mapped = lock(&MAPPED);
+        if let Some(map) = mapped.get(&file).and_then(Weak::upgrade) {
+            return Ok(map);
+        }
+        let map = Arc::new(Self { file, pages: Pages::map(&fd, mapped_len)? });
+        mapped.insert(file, Arc::downgrade(&map));
+        drop(mapped);
+        // Blocks of 512 bytes. A sparse memfd stays sparse.
+        let allocated = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
+        if size >= LARGE && allocated >= size {
+            let map = Arc::downgrade(&map);
+            background::run(move || populate(&map));
+        }
+        Ok(map)
+    }
+
+    /// Bytes of the memfd.
+    pub(in crate::provider::soft) fn len(&self) -> u64 {
+        self.pages.len as u64
+    }
+
+    /// The address of `offset..+len`, when the memfd has that.
+    pub(super) fn at(&self, offset: u64, len: u64) -> Option<*const u8> {
+        let inside = offset.checked_add(len)? <= self.len();
+        inside.then(|| ptr::with_exposed_provenance(self.pages.addr + offset as usize))
+    }
+}
+
+impl Drop for PeerMap {
+    fn drop(&mut self) {
+        let mut mapped = lock(&MAPPED);
+        // Another mapping of the file may have been made since the last user of this one left.
+        if mapped.get(&self.file).is_some_and(|map| map.strong_count() == 0) {
+            mapped.remove(&self.file);
+        }
+    }
+}
+
+/// What `fstat` says of `fd`, when it is one that can be mapped without danger. The seals are looked at first: with them the
+/// rest does not change any more.
+fn check(fd: &OwnedFd) -> Result<libc::stat, PeerMapError> {
+    let os = |what| move || PeerMapError::Os { what, source: io::Error::last_os_error() };
+    // SAFETY: a plain query of an open descriptor.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 {
+        return Err(PeerMapError::NotMemfd);
+    }
+    let mut fs = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: room for one `statfs`, which the call fills when it answers 0.
+    let fs = unsafe {
+        (libc::fstatfs(fd.as_raw_fd(), fs.as_mut_ptr()) == 0)
+            .then(|| fs.assume_init())
+            .ok_or_else(os("asking for the file system of a peer's memfd"))?
+    };
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for one `stat`, which the call fills when it answers 0.
+    let stat = unsafe {
+        (libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) == 0)
+            .then(|| stat.assume_init())
+            .ok_or_else(os("asking for the size of a peer's memfd"))?
+    };
+    if fs.f_type as u64 != libc::TMPFS_MAGIC as u64 || stat.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(PeerMapError::NotMemfd);
+    }
+    let needed = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+    if seals & needed != needed {
+        return Err(PeerMapError::NotSealed { seals });
+    }
+    Ok(stat)
+}
+
+/// Faults the pages in, for as long as somebody uses them. A failure costs speed only.
+fn populate(map: &Weak<PeerMap>) {
+    let mut at = 0;
+    while let Some(map) = map.upgrade() {
+        let Some(left) = map.pages.len.checked_sub(at).filter(|&left| left > 0) else { return };
+        let n = left.min(POPULATE_BYTES);
+        let start: *mut libc::c_void = ptr::with_exposed_provenance_mut(map.pages.addr + at);
+        // SAFETY: a part of a mapping that `map` keeps; reading pages in changes no content.
+        if unsafe { libc::madvise(start, n, libc::MADV_POPULATE_READ) } != 0 {
+            return;
+        }
+        at += n;
+    }
+}
+
+/// A mapping that can only be read. Unmapped at drop.
+#[derive(Debug)]
+struct Pages {
+    addr: usize,
+    len: usize,
+}
+
+impl Pages {
+    fn map(fd: &OwnedFd, len: usize) -> Result<Self, PeerMapError> {
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let addr = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd.as_raw_fd(), 0) };
+        if addr == libc::MAP_FAILED {
+            let source = io::Error::last_os_error();
+            return Err(PeerMapError::Os { what: "mapping a peer's memfd", source });
+        }
+        Ok(Self { addr: addr.expose_provenance(), len })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        let (addr, len) = (self.addr, self.len);
+        let unmap = move || {
+            // SAFETY: mapped by `map` with this length, and unmapped only here; who copies from it holds the `PeerMap`.
+            unsafe { libc::munmap(ptr::with_exposed_provenance_mut(addr), len) };
+        };
+        // Letting go of many pages takes a while, and the last user may be a queue pair that ends on a worker.
+        if len as u64 >= LARGE { background::run(unmap) } else { unmap() }
+    }
+}
+
+#[cfg(test)]
+mod tests;
