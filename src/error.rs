@@ -285,6 +285,18 @@ pub enum QpError {
         /// How to proceed.
         fix: &'static str,
     },
+    /// The transport that was asked for does not reach the peer.
+    #[error("queue pair {qp_num}: {transport} was asked for and does not reach the peer: {cause}; {fix}")]
+    NoPath {
+        /// The queue pair.
+        qp_num: u32,
+        /// The transport.
+        transport: &'static str,
+        /// Why it does not.
+        cause: String,
+        /// How to proceed.
+        fix: &'static str,
+    },
     /// The device does not let queue pairs be connected by an out-of-band exchange.
     #[error("queue pair {qp_num}: {what} was refused: {cause}; {fix}")]
     ManualConnect {

@@ -703,6 +703,17 @@ impl Qp {
         }
     }
 
+    /// What carries its bytes (`tcp`, `shm` or `verbs`), and why that. The dialling side knows it once it is connected, the other
+    /// one when the peer has come in; it stays known after the end.
+    #[allow(dead_code)] // For the report of a channel's path.
+    pub(crate) fn path(&self) -> (&'static str, String) {
+        match self {
+            Self::Soft(q) => q.path(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => ("verbs", "the device is an RDMA device".to_owned()),
+        }
+    }
+
     /// INIT→RTR→RTS. Does not wait for the peer; a device may wait for the network to resolve its address.
     pub(crate) fn connect(&self, attr: &QpConnect) -> Result<(), QpError> {
         match self {
