@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 const SIZE_SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
 /// A memfd of `len` bytes, all zero and none of them allocated, not sealed yet.
-pub(super) fn create(len: u64) -> io::Result<OwnedFd> {
+pub(crate) fn create(len: u64) -> io::Result<OwnedFd> {
     let len = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // Not executable, which some systems demand (`vm.memfd_noexec`) and a kernel before 6.3 does not know.
@@ -34,6 +34,11 @@ pub(super) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => add_seals(fd, SIZE_SEALS | libc::F_SEAL_SEAL),
         other => other,
     }
+}
+
+/// Seals its size only, for memory that the other side writes, too.
+pub(crate) fn seal_size(fd: BorrowedFd<'_>) -> io::Result<()> {
+    add_seals(fd, SIZE_SEALS | libc::F_SEAL_SEAL)
 }
 
 fn memfd_create(flags: libc::c_uint) -> io::Result<OwnedFd> {

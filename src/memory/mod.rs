@@ -13,7 +13,7 @@
 
 mod checksum;
 mod mapping;
-mod memfd;
+pub(crate) mod memfd;
 mod region;
 mod remote;
 mod slice;

@@ -707,7 +707,7 @@ impl Qp {
     /// one when the peer has come in; it stays known after the end.
     pub(crate) fn path(&self) -> (&'static str, String) {
         match self {
-            Self::Soft(_) => ("tcp", "it was asked for".to_owned()),
+            Self::Soft(q) => q.path(),
             #[cfg(feature = "verbs")]
             Self::Verbs(_) => ("verbs", "the device is an RDMA device".to_owned()),
         }

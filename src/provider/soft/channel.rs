@@ -3,6 +3,10 @@
 //! The channel's descriptor is an epoll instance that holds the sockets of its queue pairs, an event counter for
 //! armed queues and for work that became possible without an edge, and a timer. Sockets are edge-triggered; an edge is
 //! kept in [`QpShared::edges`] until the queue pair has been served.
+//!
+//! A queue pair over shared memory is looked at, which costs no system call. Its peer signals by the socket beside the rings,
+//! when it has been told that this side sleeps; that is told, and the rings are looked at again, where somebody declares that it
+//! will wait for the descriptor, and after each turn of a queue pair while somebody does.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,7 +17,7 @@ use std::time::Instant;
 use super::cq::{CqShared, SoftCq};
 use super::qp::{Phase, QpShared};
 use super::sys::{Epoll, EventFd, TimerFd};
-use super::tuning::{DIRECT_QPS, SLICE_BYTES};
+use super::tuning::{DIRECT_QPS, LOOKS_A_SYSTEM_CALL, SLICE_BYTES};
 use super::{SoftDevice, lock};
 use crate::error::DeviceError;
 use crate::provider::events::ObjectId;
@@ -33,6 +37,8 @@ pub(crate) struct SoftChannel {
     generation: AtomicUsize,
     /// Where the next slice starts. One thread at a time makes progress.
     slice: Mutex<usize>,
+    /// Slices that have looked at shared memory only.
+    looks: AtomicUsize,
     /// Somebody relies on the descriptor: work that shows up without an edge signals it. Set by arming, cleared by the
     /// signal or by whoever takes the events, not by a poll: another thread may poll while that one sleeps.
     relied_on: AtomicBool,
@@ -55,6 +61,7 @@ impl SoftDevice {
                 members: RwLock::default(),
                 generation: AtomicUsize::new(0),
                 slice: Mutex::new(0),
+                looks: AtomicUsize::new(0),
                 relied_on: AtomicBool::new(false),
                 sleeping: AtomicBool::new(false),
             })
@@ -78,8 +85,10 @@ impl SoftChannel {
         }
         self.relied_on.store(false, Ordering::SeqCst);
         self.sleeping.store(false, Ordering::SeqCst);
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.iter().flatten().for_each(|qp| qp.wake_up());
         // Level-triggered: these stay until they are cleared here, whoever looks in between.
-        self.take_edges(&self.members.read().unwrap_or_else(PoisonError::into_inner), |other| match other {
+        self.take_edges(&members, |other| match other {
             EVENT => self.event.clear(),
             _ => self.timer.clear(),
         })
@@ -105,6 +114,11 @@ impl SoftChannel {
     /// Makes the descriptor readable.
     pub(super) fn signal(&self) {
         self.event.signal();
+    }
+
+    /// Somebody waits for the descriptor, or is about to.
+    pub(super) fn is_relied_on(&self) -> bool {
+        self.relied_on.load(Ordering::SeqCst)
     }
 
     /// Whoever polls has got something, and will come again.
@@ -169,18 +183,22 @@ impl SoftChannel {
             Err(TryLockError::WouldBlock) => return Ok(()),
         };
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        let (mut connected, mut ask_epoll, mut timed) = (0, false, false);
+        let (mut connected, mut shared, mut ask_epoll, mut timed) = (0, false, false, false);
         for qp in members.iter().flatten() {
             match qp.phase() {
                 Phase::Idle => {}
                 Phase::Flowing => connected += 1,
+                Phase::Shared => shared = true,
                 // Waits for an edge: of a listener, a dial, room in a socket buffer, or the end of a connection.
                 Phase::Waiting => ask_epoll = true,
             }
             timed |= qp.deadline().is_some();
         }
         let direct = connected <= DIRECT_QPS;
-        if ask_epoll || !direct {
+        // By a process that has died nothing changes in the shared memory.
+        let overdue = shared
+            && self.looks.fetch_add(1, Ordering::Relaxed) % LOOKS_A_SYSTEM_CALL == LOOKS_A_SYSTEM_CALL - 1;
+        if ask_epoll || !direct || overdue {
             self.take_edges(&members, |_| ())?;
         }
         let now = timed.then(Instant::now);
@@ -211,9 +229,11 @@ impl SoftChannel {
         self.relied_on.store(true, Ordering::SeqCst);
         self.sleeping.store(true, Ordering::SeqCst);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.iter().flatten().for_each(|qp| qp.fall_asleep());
         if members.iter().flatten().any(|qp| qp.has_work()) {
             self.relied_on.store(false, Ordering::SeqCst);
             self.sleeping.store(false, Ordering::SeqCst);
+            members.iter().flatten().for_each(|qp| qp.wake_up());
             return Ok(true);
         }
         if let Some(first) = members.iter().flatten().filter_map(|qp| qp.deadline()).min() {

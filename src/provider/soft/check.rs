@@ -4,7 +4,7 @@ use super::frame::{Desc, Nak, Opcode};
 use super::qp::QpInner;
 use super::rx::{Open, Refusal, Stop, Target};
 use super::tuning::MAX_OPEN;
-use crate::provider::{AccessFlags, RecvWr, WcOpcode, WcStatus};
+use crate::provider::{AccessFlags, RecvWr, Sge, WcOpcode, WcStatus};
 
 impl QpInner {
     /// Checks the descriptors of this frame, as far as that is possible now. False when a receive is missing.
@@ -29,6 +29,11 @@ impl QpInner {
                 self.check_new(desc)?;
                 self.check_answerable(desc)?;
                 self.check_remote(desc, desc.total, AccessFlags::REMOTE_READ)?;
+                let asked = Sge { addr: desc.addr, len: desc.total, lkey: desc.rkey };
+                if let Some(why) = self.unreadable(&[asked], AccessFlags::REMOTE_READ) {
+                    tracing::warn!("a READ of a peer is refused: {why}");
+                    return Err(Stop::refuse(desc, Nak::Operation));
+                }
                 self.rx.next = self.rx.next.wrapping_add(1);
                 Ok(Target::Nothing)
             }

@@ -7,10 +7,14 @@
 //!   descriptor  opcode u8 · flags u8 · status u16 · MSN u32 · immediate (big-endian) · rkey u32 ·
 //!               address u64 · total u32 · offset u32 · length u32                                 36 bytes
 //! ```
+//! Over shared memory ([`FLAG_REFERENCES`]) a descriptor can say instead where its payload is: in the payload's place are then
+//! `status` references of 24 bytes (`shm/reference.rs`).
+//!
 //! Integers are little-endian, but an immediate is in network order, as in the BTH's ImmDt. A message sequence
 //! number (MSN) counts the requests of one direction from 0. Acknowledgements are of executed messages: RC's are
 //! cumulative, in every header; without order they travel as descriptors, 64 messages each.
 
+use super::shm::MAX_REFERENCES;
 use super::tuning::{FRAME_BYTES, MAX_DESCS};
 use crate::provider::WcStatus;
 
@@ -105,6 +109,8 @@ impl Opcode {
 
 /// The message has an immediate.
 pub(super) const FLAG_IMM: u8 = 1;
+/// The payload does not travel: `status` references to it do.
+pub(super) const FLAG_REFERENCES: u8 = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Desc {
@@ -130,6 +136,16 @@ impl Desc {
 
     pub(super) fn imm(&self) -> Option<u32> {
         (self.flags & FLAG_IMM != 0).then_some(self.imm)
+    }
+
+    /// How many references travel instead of the payload, where they do.
+    pub(super) fn references(&self) -> Option<usize> {
+        (self.flags & FLAG_REFERENCES != 0).then_some(usize::from(self.status))
+    }
+
+    pub(super) fn set_references(&mut self, n: usize) {
+        self.flags |= FLAG_REFERENCES;
+        self.status = n as u16;
     }
 
     pub(super) fn set_imm(&mut self, imm: Option<u32>) {
@@ -164,7 +180,7 @@ impl Desc {
         out
     }
 
-    /// `None` for an unknown opcode, a segment outside of its message, or payload where none belongs.
+    /// `None` for an unknown opcode, a segment outside of its message, or payload or references where none belong.
     pub(super) fn decode(b: &[u8; DESC]) -> Option<Self> {
         let opcode = match b[0] {
             1 => Opcode::Send,
@@ -190,6 +206,13 @@ impl Desc {
             offset: u32_at(b, 28),
             len: u32_at(b, 32),
         };
+        let referable = match this.references() {
+            None => true,
+            Some(n) => {
+                let carries = matches!(opcode, Opcode::Send | Opcode::Write | Opcode::ReadResponse);
+                carries && this.len > 0 && (1..=MAX_REFERENCES).contains(&n)
+            }
+        };
         let sane = match opcode {
             Opcode::Send | Opcode::Write | Opcode::ReadResponse => {
                 // Only an empty message has an empty segment: a descriptor always makes progress.
@@ -200,7 +223,7 @@ impl Desc {
             Opcode::FetchAdd => (this.total, this.offset, this.len) == (8, 0, 8),
             Opcode::ReadRequest | Opcode::AtomicResponse | Opcode::Ack | Opcode::Nak => this.len == 0,
         };
-        sane.then_some(this)
+        (sane && referable).then_some(this)
     }
 }
 
@@ -278,6 +301,20 @@ mod tests {
             assert_eq!(Desc::decode(&atomic.encode()), None, "the other's operands");
             (atomic.total, atomic.offset, atomic.len) = (2 * len, len, len);
             assert_eq!(Desc::decode(&atomic.encode()), None, "a segment of operands");
+        }
+        for (opcode, len, n, sane) in [
+            (Opcode::Write, 6, 1, true),
+            (Opcode::ReadResponse, 6, MAX_REFERENCES, true),
+            (Opcode::Send, 6, MAX_REFERENCES + 1, false),
+            (Opcode::Send, 6, 0, false),
+            (Opcode::Write, 0, 1, false),
+            (Opcode::Ack, 0, 1, false),
+            (Opcode::FetchAdd, 8, 1, false),
+        ] {
+            let mut referring = Desc { total: len, len, ..Desc::new(opcode, 0) };
+            referring.set_references(n);
+            let decoded = Desc::decode(&referring.encode());
+            assert_eq!(decoded, sane.then_some(referring), "{opcode:?} of {len} bytes with {n} references");
         }
         let mut raw = d.encode();
         raw[0] = 77;

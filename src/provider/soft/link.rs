@@ -1,4 +1,4 @@
-//! The sockets of a queue pair: its listener, the dial, strangers at the door, and the connection.
+//! The sockets of a queue pair: its listener, the dial, strangers at the door, and the connection, by TCP or shared memory.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -8,23 +8,80 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::frame::{PREAMBLE, Preamble};
-use super::sys::{self, Epoll};
+use super::shm::{ShmDoor, ShmLink, Visit};
+use super::sys::{self, Epoll, SendVecs};
 use super::tuning::{LISTEN_BACKLOG, LOOPBACK_CONGESTION, MAX_STRANGERS, SOCKET_BUFFER};
 
 /// How a queue pair is, or is not yet, or is no longer connected.
 #[derive(Debug)]
 pub(super) enum Link {
     /// INIT, and RTS of the passive side: peers knock here.
-    Listening(Door),
+    Listening(Doors),
     /// RTS of the active side.
     Dialing(Socket),
-    Up(Socket),
+    Up(Stream),
+    /// Over shared memory: the last words are in the ring. The peer has to copy what it was referred to before them, so that
+    /// nothing is given back until it has read them, which it says by going.
+    Leaving(Box<ShmLink>),
     /// ERR: the last words have been sent; what still arrives is discarded, so that they are not reset.
     Draining {
         socket: Socket,
         left: usize,
     },
     Down,
+}
+
+/// What frames travel on.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(Socket),
+    Shm(Box<ShmLink>),
+}
+
+impl Stream {
+    /// What of the list goes now. `WouldBlock`: there is no room.
+    pub(super) fn send(&self, vecs: &mut SendVecs<'_>) -> io::Result<usize> {
+        match self {
+            Self::Tcp(socket) => vecs.send(socket.as_fd()),
+            Self::Shm(link) => link.send(vecs),
+        }
+    }
+}
+
+impl Link {
+    /// The established connection, if it is over shared memory.
+    pub(super) fn shm(&self) -> Option<&ShmLink> {
+        match self {
+            Self::Up(Stream::Shm(link)) | Self::Leaving(link) => Some(&**link),
+            _ => None,
+        }
+    }
+}
+
+/// Where the peer knocks: one or two listeners.
+#[derive(Debug)]
+pub(super) struct Doors {
+    pub(super) tcp: Option<Door>,
+    pub(super) shm: Option<ShmDoor>,
+}
+
+impl Doors {
+    /// Lets in who shows `expected` at either of them.
+    pub(super) fn visit(&mut self, expected: &Preamble, epoll: &Epoll, token: u64) -> Knock {
+        let mut again = false;
+        if let Some(door) = &mut self.shm {
+            match door.visit(expected, epoll, token) {
+                Visit::Peer(link) => return Knock::Peer(Stream::Shm(link)),
+                Visit::Nobody => {}
+                Visit::Again => again = true,
+            }
+        }
+        match self.tcp.as_mut().map(|door| door.visit(expected, epoll, token)) {
+            Some(Knock::Nobody) | None if again => Knock::Again,
+            None => Knock::Nobody,
+            Some(knock) => knock,
+        }
+    }
 }
 
 /// A listener, and the connections that have not shown who they are.
@@ -43,7 +100,7 @@ struct Stranger {
 
 /// Whether the peer has come in.
 pub(super) enum Knock {
-    Peer(Socket),
+    Peer(Stream),
     /// Nobody, and an edge will tell.
     Nobody,
     /// More to accept than one visit does: come again.
@@ -67,7 +124,7 @@ impl Door {
     }
 
     /// Accepts, reads first bytes, and lets in who shows `expected`. Others cost nothing more than this.
-    pub(super) fn visit(&mut self, expected: &Preamble, epoll: &Epoll, token: u64) -> Knock {
+    fn visit(&mut self, expected: &Preamble, epoll: &Epoll, token: u64) -> Knock {
         let mut more = true;
         for _ in 0..MAX_STRANGERS {
             match self.listener.accept() {
@@ -99,7 +156,7 @@ impl Door {
         let mut at = 0;
         while at < self.strangers.len() {
             match self.strangers[at].listen(expected) {
-                Some(true) => return Knock::Peer(self.strangers.swap_remove(at).socket),
+                Some(true) => return Knock::Peer(Stream::Tcp(self.strangers.swap_remove(at).socket)),
                 Some(false) => {
                     self.strangers.swap_remove(at);
                 }

@@ -1,7 +1,8 @@
-//! The soft provider: RC queue pairs over TCP, for machines without a device.
+//! The soft provider: RC queue pairs over TCP, and over shared memory within a host, for machines without a device.
 //!
-//! One TCP connection a queue pair. No thread, no runtime: data moves when a completion queue is polled, and at the
-//! post (the doorbell). Payload moves straight between the socket and registered memory.
+//! One connection a queue pair, and one engine over both kinds. No thread, no runtime: data moves when a completion queue is
+//! polled, and at the post (the doorbell). Payload moves straight between the socket and registered memory, or is copied by its
+//! receiver from where it is.
 //!
 //! ```text
 //!   channel.rs  the descriptor; one bounded slice of progress over the queue pairs
@@ -10,15 +11,16 @@
 //!   sq.rs       the send queue: what is sent next, what is outstanding
 //!   tx.rs       frames out
 //!   rx.rs       frames in     check.rs  what of them is allowed     execute.rs, atomic.rs  what they do
-//!   link.rs     sockets: listening, dialling, who the peer is
+//!   link.rs     sockets: listening, dialling, who the peer is     reach.rs  by which transport, and why
 //!   srq.rs      shared receive queues
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //!   faults.rs   faults, where the configuration asks for them
-//!   shm/        memory of a peer on this host
+//!   shm/        a peer on this host, without TCP
 //! ```
 //!
 //! Profiles are data: limits, whether `sq.rs` picks the next segment in order or at random, and whether a request
-//! completes at the peer's acknowledgement or at its hand-off to TCP.
+//! completes at the peer's acknowledgement or at its hand-off to the connection. (Over shared memory a large payload is not handed
+//! off: its request completes when the peer has copied it, on every profile.)
 //!
 //! Lock order: a channel's slice, its members, a queue pair, then (each by itself) a completion queue, a shared receive
 //! queue, the table of regions, the numbers. Nothing is called back under a lock.
@@ -34,11 +36,10 @@ mod link;
 mod mr;
 mod post;
 mod qp;
+mod reach;
 mod rng;
 mod rx;
 mod service;
-// The consumers are in the link over shared memory.
-#[allow(dead_code)]
 mod shm;
 mod sq;
 mod srq;
@@ -74,6 +75,7 @@ pub(crate) struct SoftDevice {
     /// With faults: where those of each queue pair come from.
     faulty: Option<Box<SoftConfig>>,
     mrs: mr::MrTable,
+    lenders: shm::Lenders,
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
     events: Arc<Events>,
@@ -105,6 +107,7 @@ impl SoftDevice {
             seed: config.seed,
             faulty,
             mrs: mr::MrTable::default(),
+            lenders: shm::Lenders::default(),
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),
             events: Events::new(&format!("soft-{}", config.profile)),

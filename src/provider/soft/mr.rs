@@ -3,7 +3,7 @@
 //! Resolving happens under the table's read lock, and the [`MemRange`] that it gives cannot outlive that lock.
 //! Deregistration takes the write lock: when it has returned, no I/O touches the region any more, and none will.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::io;
 use std::marker::PhantomData;
@@ -42,6 +42,7 @@ impl SoftMr {
 impl Drop for SoftMr {
     fn drop(&mut self) {
         self.device.mrs.remove(self.key);
+        self.device.lenders.withdraw(self.key);
     }
 }
 
@@ -176,18 +177,14 @@ impl MrGuard<'_> {
         })
     }
 
-    /// The memfd behind the region of `key`, and where the region begins in it. `None` for the user's memory, and for a key
-    /// that is not registered.
-    #[allow(dead_code)] // For the shared-memory link.
-    pub(super) fn memfd_of(&self, key: u32) -> Option<MemfdOf<'_>> {
-        let entry = self.0.live.get(&key)?;
-        MemfdOf::new(&entry.mapping, entry.addr)
+    /// The memfds of everything that is registered, by their names.
+    pub(super) fn memfds(&self) -> HashSet<u64> {
+        self.0.live.values().filter_map(|entry| entry.mapping.memfd_ref()).map(|memfd| memfd.id).collect()
     }
 }
 
 /// Where registered memory is in a memfd, which can be lent to a peer of this host.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code)] // Read by the shared-memory link.
 pub(super) struct MemfdOf<'g> {
     /// Sealed against shrinking and growing, and (where the kernel can) against writes through any other mapping.
     pub(super) fd: BorrowedFd<'g>,
@@ -226,7 +223,6 @@ pub(super) struct MemRange<'g> {
 
 impl<'g> MemRange<'g> {
     /// The memfd behind it, and where this range begins in it. `None` for the user's memory.
-    #[allow(dead_code)] // For the shared-memory link.
     pub(super) fn memfd(self) -> Option<MemfdOf<'g>> {
         MemfdOf::new(self.mapping, self.addr)
     }
@@ -250,7 +246,6 @@ impl<'g> MemRange<'g> {
 
     /// Hands its pieces of at most `piece` bytes to `fill`, in order: where a piece begins in the range, its address and its
     /// length. `fill` may write the piece, and keeps the copies of safe code out meanwhile.
-    #[allow(dead_code)] // For the shared-memory link.
     pub(super) fn fill(self, piece: usize, mut fill: impl FnMut(usize, *mut u8, usize)) {
         let mut at = 0;
         while at < self.len {

@@ -2,6 +2,8 @@
 //!
 //! The copy of inline payload is the only `unsafe` here.
 
+use std::io;
+
 use super::atomic;
 use super::faults::Posted;
 use super::qp::{QpInner, refused};
@@ -15,12 +17,13 @@ impl QpInner {
             return Err(refused(0, libc::EINVAL));
         }
         for (index, wr) in chain.wrs.iter().enumerate() {
-            self.post_one(wr, chain.sges_of(wr)).map_err(|errno| refused(index, errno))?;
+            self.post_one(wr, chain.sges_of(wr)).map_err(|source| PostError { index, source })?;
         }
         Ok(())
     }
 
-    pub(super) fn post_one(&mut self, wr: &SendWr, sges: &[Sge]) -> Result<(), i32> {
+    pub(super) fn post_one(&mut self, wr: &SendWr, sges: &[Sge]) -> io::Result<()> {
+        let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         let caps = &self.device.caps;
         let total: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
         // Our elements are written, and not read.
@@ -31,14 +34,14 @@ impl QpInner {
             || (imm && !caps.immediate)
             || (wr.inline && (read || total > self.init.max_inline.into()))
         {
-            return Err(libc::EINVAL);
+            return errno(libc::EINVAL);
         }
         if wr.op.is_atomic() {
             if !caps.atomics {
-                return Err(libc::EOPNOTSUPP);
+                return errno(libc::EOPNOTSUPP);
             }
             if total != u64::from(atomic::WORD) {
-                return Err(libc::EINVAL);
+                return errno(libc::EINVAL);
             }
         }
         if self.state == QpState::Err {
@@ -48,14 +51,20 @@ impl QpInner {
             return Ok(());
         }
         if self.sq.is_full() {
-            return Err(libc::ENOMEM);
+            return errno(libc::ENOMEM);
+        }
+        if !read
+            && !wr.inline
+            && let Some(why) = self.unreadable(sges, AccessFlags::default())
+        {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         let mut failure = (total > caps.max_msg_size).then_some(WcStatus::LocalLength);
         let mut hold = None;
         if let Some(faults) = self.faults.as_deref_mut() {
             match faults.post() {
                 Posted::Accepted(until) => hold = until,
-                Posted::Refused => return Err(libc::EIO),
+                Posted::Refused => return errno(libc::EIO),
                 Posted::Fails => failure = Some(WcStatus::LocalQpOperation),
             }
         }

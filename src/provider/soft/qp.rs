@@ -3,19 +3,22 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::cq::CqShared;
 use super::faults::QpFaults;
 use super::frame::Preamble;
-use super::link::{self, Door, Link};
+use super::link::{self, Door, Doors, Link};
+use super::reach::{self, Path};
 use super::rx::{Refusal, Rx};
+use super::shm::{Rings, ShmDoor, ShmLink};
 use super::sq::SendQueue;
 use super::sys::Readiness;
 use super::tuning::{DOORBELL_BYTES, MIN_PEER_TIMEOUT};
 use super::tx::Tx;
 use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, SoftSrq, lock};
+use crate::device::SoftTransport;
 use crate::error::{PostError, QpError};
 use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState, RecvWr, WcStatus, WrChain};
@@ -39,6 +42,8 @@ pub(super) enum Phase {
     Waiting,
     /// Connected: by edges, or by asking its socket.
     Flowing,
+    /// Connected over shared memory: by looking, which asks nobody.
+    Shared,
 }
 
 /// What a channel sees of a queue pair without its lock.
@@ -53,6 +58,8 @@ pub(super) struct QpShared {
     phase: AtomicU8,
     /// Nanoseconds after `base`; 0 is none.
     deadline: AtomicU64,
+    /// From its connection on, when that is over shared memory: what its peer has done to it.
+    rings: OnceLock<Arc<Rings>>,
     inner: Mutex<QpInner>,
 }
 
@@ -71,6 +78,7 @@ pub(super) struct QpInner {
     pub(super) state: QpState,
     pub(super) init: QpInit,
     pub(super) link: Link,
+    pub(super) path: Path,
     pub(super) sq: SendQueue,
     pub(super) rq: VecDeque<RecvWr>,
     /// Instead of `rq`.
@@ -97,6 +105,8 @@ pub(super) struct QpInner {
     /// This slice has completed a receive: whoever takes that is likely to post, and the acknowledgement travels along.
     pub(super) announced: bool,
     pub(super) inline: Vec<u8>,
+    /// Deregistrations of the device that this queue pair knows of.
+    pub(super) withdrawals: u64,
     /// Faults to commit; `None` in ordinary life.
     pub(super) faults: Option<Box<QpFaults>>,
 }
@@ -145,8 +155,18 @@ impl SoftPd {
             }
         }
         let os = |what| move |source| QpError::Os { what, source };
-        let (door, port) =
-            Door::open(self.device.address).map_err(os("listening for the peer of a queue pair"))?;
+        let transport = self.device.transport;
+        let (mut doors, mut soft_port, mut soft_local) = (Doors { tcp: None, shm: None }, 0, 0);
+        if transport != SoftTransport::Shm {
+            let door = Door::open(self.device.address);
+            let (door, port) = door.map_err(os("listening for the peer of a queue pair"))?;
+            (doors.tcp, soft_port) = (Some(door), port);
+        }
+        if transport != SoftTransport::Tcp {
+            let door = ShmDoor::open();
+            let (door, name) = door.map_err(os("listening for a peer of this host"))?;
+            (doors.shm, soft_local) = (Some(door), name);
+        }
         let key = random_u64().map_err(os("drawing the key of a queue pair"))?;
         let psn = random_psn().map_err(os("drawing a packet sequence number"))?;
         let qp_num = self.device.qp_numbers.take().ok_or(QpError::Limit {
@@ -156,7 +176,7 @@ impl SoftPd {
             fix: "drop queue pairs that are not used",
         })?;
         let gid = link::gid(self.device.address);
-        let address = QpAddress { qp_num, psn, lid: 0, gid, soft_port: port, soft_key: key, soft_local: 0 };
+        let address = QpAddress { qp_num, psn, lid: 0, gid, soft_port, soft_key: key, soft_local };
         // Each queue pair of a seed makes its own choices, the same ones in each run.
         let seed = self.device.seed ^ u64::from(qp_num).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let inner = QpInner {
@@ -167,7 +187,8 @@ impl SoftPd {
             recv_cq: recv_cq.clone(),
             state: QpState::Init,
             init,
-            link: Link::Listening(door),
+            link: Link::Listening(doors),
+            path: reach::before(transport),
             sq: SendQueue::new(caps.ordered, init.max_send_wr, seed),
             rq: VecDeque::with_capacity(init.max_recv_wr.min(1024) as usize),
             srq: srq.cloned(),
@@ -185,6 +206,7 @@ impl SoftPd {
             dying: false,
             announced: false,
             inline: Vec::new(),
+            withdrawals: 0,
             faults: self.device.faults_of(qp_num),
         };
         let shared = channel.join(|token| {
@@ -195,6 +217,7 @@ impl SoftPd {
                 work: AtomicBool::new(false),
                 phase: AtomicU8::new(Phase::Idle as u8),
                 deadline: AtomicU64::new(0),
+                rings: OnceLock::new(),
                 inner: Mutex::new(inner),
             })
         });
@@ -203,8 +226,12 @@ impl SoftPd {
         }
         let qp = SoftQp { shared, channel: channel.clone(), address, id: ObjectId::next() };
         // From here on a failure drops `qp`, which undoes all of it.
+        let watch = |fd| channel.epoll().add_socket(fd, qp.shared.token);
         let registered = match &lock(&qp.shared.inner).link {
-            Link::Listening(door) => channel.epoll().add_socket(door.fd(), qp.shared.token),
+            Link::Listening(Doors { tcp, shm }) => {
+                let tcp = tcp.as_ref().map_or(Ok(()), |door| watch(door.fd()));
+                tcp.and_then(|()| shm.as_ref().map_or(Ok(()), |door| watch(door.fd())))
+            }
             _ => Ok(()),
         };
         registered.map_err(os("watching the listener of a queue pair"))?;
@@ -227,6 +254,27 @@ impl SoftQp {
 
     pub(crate) fn state(&self) -> QpState {
         lock(&self.shared.inner).state
+    }
+
+    /// What it runs over, `"tcp"` or `"shm"`, and why. Before it is connected, the name of the device's transport.
+    pub(crate) fn path(&self) -> (&'static str, String) {
+        let qp = lock(&self.shared.inner);
+        let (transport, why) = (qp.path.0, &qp.path.1);
+        match (qp.link.shm().and_then(ShmLink::why_not_read), qp.device.transport) {
+            (None, _) => (transport, why.to_string()),
+            (Some(not), SoftTransport::Shm) => {
+                (transport, format!("{why}; memory that the program brought is refused: {not}"))
+            }
+            (Some(not), _) => (
+                transport,
+                format!("{why}; memory that the program brought travels through the queue: {not}"),
+            ),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn inspect<R>(&self, f: impl FnOnce(&QpInner) -> R) -> R {
+        f(&lock(&self.shared.inner))
     }
 
     /// INIT→RTR→RTS by hand, where the profile lets it be done so.
@@ -253,6 +301,7 @@ impl SoftQp {
             let posted = qp.post_chain(chain);
             // The doorbell, also for the part of a chain that was accepted.
             if matches!(qp.link, Link::Up(_)) {
+                qp.meet();
                 qp.transmit(DOORBELL_BYTES);
             }
             posted
@@ -358,10 +407,21 @@ impl QpShared {
         let r = f(&mut qp);
         self.publish(&qp);
         drop(qp);
-        if self.has_work() || self.deadline().is_some() {
+        if self.has_work() || self.deadline().is_some() || self.stays_asleep(channel) {
             channel.kick();
         }
         r
+    }
+
+    /// Somebody sleeps on the channel, and may have been woken for what was done just now: the next change has to be told
+    /// again. True when it has come already.
+    fn stays_asleep(&self, channel: &SoftChannel) -> bool {
+        self.rings.get().is_some_and(|rings| {
+            channel.is_relied_on() && {
+                rings.fall_asleep();
+                rings.is_ready()
+            }
+        })
     }
 
     fn publish(&self, qp: &QpInner) {
@@ -369,18 +429,41 @@ impl QpShared {
         self.work.store(qp.has_work(), Ordering::SeqCst);
         self.phase.store(qp.phase() as u8, Ordering::SeqCst);
         self.deadline.store(qp.deadline().map_or(0, nanos), Ordering::SeqCst);
+        if let Some(link) = qp.link.shm() {
+            self.rings.get_or_init(|| link.rings().clone());
+        }
+        if let Some(rings) = self.rings.get() {
+            rings.set_wants(qp.wants());
+        }
     }
 
     pub(super) fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Relaxed) {
             p if p == Phase::Flowing as u8 => Phase::Flowing,
             p if p == Phase::Waiting as u8 => Phase::Waiting,
+            p if p == Phase::Shared as u8 => Phase::Shared,
             _ => Phase::Idle,
         }
     }
 
     pub(super) fn has_work(&self) -> bool {
-        self.work.load(Ordering::SeqCst) || self.edges.load(Ordering::SeqCst) != 0
+        self.work.load(Ordering::SeqCst)
+            || self.edges.load(Ordering::SeqCst) != 0
+            || self.rings.get().is_some_and(|rings| rings.is_ready())
+    }
+
+    /// From now on its peer tells of what it waits for. Look at [`has_work`](Self::has_work) after it.
+    pub(super) fn fall_asleep(&self) {
+        if let Some(rings) = self.rings.get() {
+            rings.fall_asleep();
+        }
+    }
+
+    /// The channel looks by itself again.
+    pub(super) fn wake_up(&self) {
+        if let Some(rings) = self.rings.get() {
+            rings.wake_up();
+        }
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -411,7 +494,7 @@ impl QpShared {
         drop(qp);
         // Found by a slice after the arm, which has set the timer for other deadlines.
         let new_deadline = self.deadline().is_some() && self.deadline() != deadline;
-        if self.has_work() || new_deadline {
+        if self.has_work() || new_deadline || self.stays_asleep(channel) {
             channel.kick();
         }
         moved

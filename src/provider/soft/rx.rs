@@ -1,7 +1,8 @@
 //! Frames in: from the socket to memory. `check.rs` decides what is allowed, `execute.rs` does what has arrived.
 //!
 //! Headers and descriptors come through a small staging buffer. Payload is read straight into the memory that the
-//! descriptors name, several at once, with the staging buffer as the tail for the next header.
+//! descriptors name, several at once, with the staging buffer as the tail for the next header. Over shared memory all that
+//! travels comes through the staging buffer, and large payload is copied from where it is: `shm/receive.rs`.
 //!
 //! Nothing that a peer sends is trusted: every descriptor is checked against keys, bounds and state before a byte of
 //! its payload is taken, a request that is not allowed is refused (NAK), and nonsense ends the connection.
@@ -13,9 +14,10 @@ use std::time::Instant;
 
 use super::faults::QpFaults;
 use super::frame::{DESC, Desc, HEADER, Header, Nak, PREAMBLE, Preamble};
-use super::link::Link;
+use super::link::{Link, Stream};
 use super::mr::{MemRange, MrGuard};
 use super::qp::QpInner;
+use super::shm::Reference;
 use super::sq::{Cause, Piece, SendQueue};
 use super::sys::{self, RecvVecs};
 use super::tuning::{MAX_DESCS, STAGE_BYTES};
@@ -103,6 +105,9 @@ pub(super) struct Rx {
     /// The descriptor whose payload comes next, and how much of it is here.
     pub(super) at: usize,
     pub(super) off: u32,
+    /// Of that descriptor, when its payload does not travel: what is left to copy, and how much of the first is done.
+    pub(super) references: VecDeque<Reference>,
+    pub(super) copied: u32,
     /// The descriptor after the checked ones is refused, once those before it are done.
     pub(super) refused: Option<Refusal>,
     pub(super) open: VecDeque<Open>,
@@ -123,6 +128,8 @@ impl Rx {
             targets: Vec::with_capacity(MAX_DESCS),
             at: 0,
             off: 0,
+            references: VecDeque::new(),
+            copied: 0,
             refused: None,
             open: VecDeque::new(),
             next: 0,
@@ -137,7 +144,8 @@ impl Rx {
 
     /// The receives of messages that will not be completed any more.
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = RecvWr> + '_ {
-        (self.at, self.off) = (0, 0);
+        (self.at, self.off, self.copied) = (0, 0, 0);
+        self.references.clear();
         self.descs.clear();
         self.targets.clear();
         (self.not_ready, self.refused) = (None, None);
@@ -164,7 +172,7 @@ impl Rx {
 }
 
 /// Calls `each` with the memory for `off..+len` of the payload of a checked descriptor.
-fn memory_of<'g>(
+pub(super) fn memory_of<'g>(
     (guard, pd): (&'g MrGuard<'_>, u32),
     sq: &SendQueue,
     desc: &Desc,
@@ -203,6 +211,11 @@ impl QpInner {
     pub(super) fn receive(&mut self, budget: usize) -> usize {
         let limit = self.faults.as_deref_mut().map_or(usize::MAX, QpFaults::may_receive);
         let got = if limit == 0 { 0 } else { self.receive_up_to(budget, limit) };
+        if let Link::Up(Stream::Shm(link)) = &self.link
+            && self.rx.references.is_empty()
+        {
+            link.done_but(self.rx.staged().len());
+        }
         if let Some(faults) = self.faults.as_deref_mut() {
             faults.received(got);
         }
@@ -240,6 +253,10 @@ impl QpInner {
                     self.readable = false;
                     return got;
                 }
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                    self.stop(Stop::Nonsense);
+                    return got;
+                }
                 Err(_) => {
                     self.connection_lost();
                     return got;
@@ -248,7 +265,7 @@ impl QpInner {
         }
     }
 
-    fn stop(&mut self, stop: Stop) {
+    pub(super) fn stop(&mut self, stop: Stop) {
         match stop {
             Stop::NotReady => {}
             Stop::Refuse(refusal) => self.refusal = Some(refusal),
@@ -274,6 +291,10 @@ impl QpInner {
                     self.rx.start += PREAMBLE;
                     self.rx.expect = Expect::Header;
                     self.connect_by = None;
+                    if let Link::Up(Stream::Shm(link)) = &mut self.link {
+                        // What it can read of ours it has said before.
+                        link.attend().map_err(|_| Stop::Nonsense)?;
+                    }
                 }
                 Expect::Header => {
                     if !self.take_header()? {
@@ -313,9 +334,13 @@ impl QpInner {
         rx.descs.clear();
         rx.targets.clear();
         let mut payload = 0u64;
+        let shared = matches!(self.link, Link::Up(Stream::Shm(_)));
         let (start, stop) = (rx.start + HEADER, rx.start + end);
         for bytes in rx.stage[start..stop].as_chunks::<DESC>().0 {
             let desc = Desc::decode(bytes).ok_or(Stop::Nonsense)?;
+            if desc.references().is_some() && !shared {
+                return Err(Stop::Nonsense);
+            }
             payload += u64::from(desc.len);
             rx.descs.push(desc);
         }
@@ -337,6 +362,9 @@ impl QpInner {
     fn take_staged_payload(&mut self) -> Result<(), Stop> {
         while self.rx.at < self.rx.targets.len() {
             let desc = self.rx.descs[self.rx.at];
+            if let Some(n) = desc.references() {
+                return self.take_references(&desc, n);
+            }
             let staged = self.rx.staged().len();
             let take = (desc.len - self.rx.off).min(staged.min(STAGE_BYTES) as u32);
             if matches!(self.rx.targets[self.rx.at], Target::Operands) {
@@ -365,7 +393,7 @@ impl QpInner {
     }
 
     /// `n` more bytes of the current descriptor are in memory. True when it is finished.
-    fn arrived(&mut self, n: u32) -> Result<bool, Stop> {
+    pub(super) fn arrived(&mut self, n: u32) -> Result<bool, Stop> {
         let desc = self.rx.descs[self.rx.at];
         self.rx.off += n;
         if self.rx.off < desc.len {
@@ -378,7 +406,6 @@ impl QpInner {
 
     /// One read of up to `limit` bytes: payload to where it belongs, and what follows it to the staging buffer.
     fn read_some(&mut self, limit: usize) -> io::Result<Result<usize, Stop>> {
-        let Link::Up(socket) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
         let rx = &mut self.rx;
         if rx.start == rx.end {
             (rx.start, rx.end) = (0, 0);
@@ -387,6 +414,11 @@ impl QpInner {
             rx.stage.copy_within(rx.start..rx.end, 0);
             (rx.start, rx.end) = (0, rx.end - rx.start);
         }
+        let socket = match &self.link {
+            Link::Up(Stream::Tcp(socket)) => socket,
+            Link::Up(Stream::Shm(_)) => return self.read_shared(limit),
+            _ => return Err(io::ErrorKind::NotConnected.into()),
+        };
         if rx.expect != Expect::Payload || matches!(rx.targets.get(rx.at), Some(Target::Operands)) {
             let room = (rx.stage.len() - rx.end).min(limit);
             let n = sys::recv(socket.as_fd(), &mut rx.stage[rx.end..][..room])?;

@@ -1,17 +1,16 @@
 //! A queue pair at work: it connects, takes its turns in progress slices, fails and ends.
 
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use socket2::Socket;
-
 use super::SoftChannel;
 use super::frame::{Nak, Preamble};
-use super::link::{self, Knock, Link};
+use super::link::{self, Knock, Link, Stream};
 use super::qp::{ENDED, Phase, QpInner, READABLE, WRITABLE};
-use super::rx::Refusal;
+use super::reach::{self, Dialed};
+use super::rx::{Refusal, Stop};
+use super::shm::{WANTS_BYTES, WANTS_END, WANTS_ROOM};
 use super::sq::Cause;
 use super::sys;
 use super::tuning::{DRAIN_BYTES, MIN_PEER_TIMEOUT, QP_SLICE_BYTES};
@@ -22,6 +21,7 @@ use crate::provider::{Cqe, QpConnect, QpState, RecvWr, WcOpcode, WcStatus};
 impl QpInner {
     pub(super) fn phase(&self) -> Phase {
         match self.link {
+            Link::Up(Stream::Shm(_)) | Link::Leaving(_) => Phase::Shared,
             Link::Up(_) if !self.tx.writable && self.wants_to_send() => Phase::Waiting,
             Link::Up(_) => Phase::Flowing,
             Link::Listening(_) if self.state == QpState::Init => Phase::Idle,
@@ -38,12 +38,28 @@ impl QpInner {
                     self.readable && !stalled && self.rx.not_ready.is_none() && self.refusal.is_none();
                 let writes =
                     self.tx.writable && !paced && !self.tx.dead && (self.tx.ack_due || self.wants_to_send());
-                reads || writes || self.tx.dead
+                let unread = matches!(&self.link, Link::Up(Stream::Shm(link)) if link.is_unread());
+                reads || writes || unread || self.tx.dead
             }
+            Link::Leaving(ref link) => link.is_unread(),
             Link::Draining { .. } => self.readable,
             // Come again: see `Knock::Again`.
             Link::Listening(_) => self.readable && self.state == QpState::Rts,
             Link::Dialing(_) | Link::Down => false,
+        }
+    }
+
+    /// What of shared memory it would do something about.
+    pub(super) fn wants(&self) -> u8 {
+        match self.link {
+            Link::Up(Stream::Shm(_)) => {
+                let (paced, stalled) = self.held();
+                let reads = !stalled && self.rx.not_ready.is_none() && self.refusal.is_none();
+                let waits = !self.tx.writable && !paced && !self.tx.dead && self.wants_to_send();
+                (if reads { WANTS_BYTES } else { 0 }) | (if waits { WANTS_ROOM } else { 0 })
+            }
+            Link::Leaving(_) => WANTS_END,
+            _ => 0,
         }
     }
 
@@ -81,43 +97,58 @@ impl QpInner {
         self.sq.set_max_reads(attr.max_rd_atomic);
         self.max_responses = usize::from(attr.max_dest_rd_atomic);
         let remote = attr.remote;
+        reach::check(self.qp_num, self.device.transport, &remote)?;
         self.expected.own = remote.qp_num;
         self.tx.start(&Preamble { target: remote.qp_num, own: self.qp_num, key: remote.soft_key });
-        self.connect_by = Some(Instant::now() + self.peer_timeout);
+        let connect_by = Some(Instant::now() + self.peer_timeout);
         if !attr.active {
+            self.connect_by = connect_by;
             self.state = QpState::Rts;
             // Somebody may have knocked already.
             self.readable = true;
             self.progress_link(channel, token);
             return Ok(());
         }
-        let to = SocketAddr::new(link::from_gid(remote.gid), remote.soft_port);
-        let socket = match link::dial(self.device.address, to) {
-            Ok(socket) => socket,
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+        let hello = Preamble { target: remote.qp_num, own: self.qp_num, key: remote.soft_key };
+        let (dialed, path) = reach::dial(self.qp_num, &self.device, &remote, hello)?;
+        (self.path, self.connect_by) = (path, connect_by);
+        let watch = |fd| {
+            let watched = channel.epoll().add_socket(fd, token);
+            watched.map_err(|source| QpError::Os { what: "watching the socket of a queue pair", source })
+        };
+        match dialed {
+            Dialed::Refused => {
                 self.state = QpState::Rts;
                 self.connection_lost();
-                return Ok(());
             }
-            Err(source) => return Err(QpError::Os { what: "dialling the peer of a queue pair", source }),
-        };
-        let watched = channel.epoll().add_socket(socket.as_fd(), token);
-        watched.map_err(|source| QpError::Os { what: "watching the socket of a queue pair", source })?;
-        self.state = QpState::Rts;
-        self.link = Link::Dialing(socket);
-        self.progress_link(channel, token);
+            Dialed::Tcp(socket) => {
+                watch(socket.as_fd())?;
+                self.state = QpState::Rts;
+                self.link = Link::Dialing(socket);
+                self.progress_link(channel, token);
+            }
+            Dialed::Shm(link) => {
+                watch(link.fd())?;
+                self.state = QpState::Rts;
+                // It came with the rings.
+                self.tx.skip_preamble();
+                self.rx.expect_preamble(self.expected);
+                self.connected(Stream::Shm(link));
+            }
+        }
         Ok(())
     }
 
     /// Brings the connection up, if it can be now.
     pub(super) fn progress_link(&mut self, channel: &SoftChannel, token: u64) {
         match &mut self.link {
-            Link::Listening(door) if self.state == QpState::Rts => {
-                match door.visit(&self.expected, channel.epoll(), token) {
+            Link::Listening(doors) if self.state == QpState::Rts => {
+                match doors.visit(&self.expected, channel.epoll(), token) {
                     // A new edge-triggered registration reports what is there already.
-                    Knock::Peer(socket) => {
+                    Knock::Peer(stream) => {
                         self.connect_by = None;
-                        self.connected(socket);
+                        self.path = reach::came(self.device.transport, &stream);
+                        self.connected(stream);
                     }
                     Knock::Nobody => self.readable = false,
                     Knock::Again => self.readable = true,
@@ -128,7 +159,7 @@ impl QpInner {
                 Ok(true) => {
                     self.rx.expect_preamble(self.expected);
                     if let Link::Dialing(socket) = std::mem::replace(&mut self.link, Link::Down) {
-                        self.connected(socket);
+                        self.connected(Stream::Tcp(socket));
                     }
                 }
                 Err(_) => self.connection_lost(),
@@ -137,9 +168,12 @@ impl QpInner {
         }
     }
 
-    pub(super) fn connected(&mut self, socket: Socket) {
-        link::tune(&socket, self.peer_timeout);
-        self.link = Link::Up(socket);
+    pub(super) fn connected(&mut self, stream: Stream) {
+        match &stream {
+            Stream::Tcp(socket) => link::tune(socket, self.peer_timeout),
+            Stream::Shm(link) => self.device.lenders.join(link.rings()),
+        }
+        self.link = Link::Up(stream);
         self.readable = true;
         // The first bytes do not wait for a request: by those of the dialling side the peer lets it in, and by the answer
         // that side knows that somebody is there, however long its first message takes.
@@ -161,15 +195,20 @@ impl QpInner {
         let mut moved = 0;
         self.announced = false;
         self.tick_faults();
+        if matches!(self.link, Link::Up(Stream::Shm(_)) | Link::Leaving(_)) {
+            self.look(edges, due);
+        }
         if matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
             self.progress_link(channel, token);
             if due && matches!(self.link, Link::Listening(_) | Link::Dialing(_)) {
                 self.connect_overdue();
             }
         }
-        if matches!(self.link, Link::Up(_)) {
-            self.tx.writable |= edges & WRITABLE != 0;
-            self.readable |= direct;
+        if let Link::Up(stream) = &self.link {
+            if matches!(stream, Stream::Tcp(_)) {
+                self.tx.writable |= edges & WRITABLE != 0;
+                self.readable |= direct;
+            }
             self.sq.begin_slice();
             moved += self.transmit(QP_SLICE_BYTES);
         }
@@ -196,6 +235,30 @@ impl QpInner {
             self.drain();
         }
         moved
+    }
+
+    /// Looks at what the peer has done to the shared memory, and at its socket when that has something to say.
+    fn look(&mut self, edges: u8, due: bool) {
+        let (Link::Up(Stream::Shm(link)) | Link::Leaving(link)) = &mut self.link else { return };
+        if (edges != 0 || link.is_unread()) && link.attend().is_err() {
+            return self.stop(Stop::Nonsense);
+        }
+        let (ended, rings) = (link.has_ended(), link.rings());
+        self.readable |= ended || rings.has_bytes();
+        self.ended |= ended;
+        self.tx.writable |= rings.has_room();
+        let withdrawals = self.device.lenders.withdrawals();
+        if withdrawals != self.withdrawals && link.has_lent() {
+            // What nobody refers to any more the peer need not keep mapped.
+            let memfds = self.device.mrs.read().memfds();
+            link.take_back(|name| memfds.contains(&name));
+        }
+        self.withdrawals = withdrawals;
+        if matches!(self.link, Link::Leaving(_)) && (ended || due) {
+            // It has read the last words, or never will.
+            self.link = Link::Down;
+            self.fail(None);
+        }
     }
 
     pub(super) fn connect_overdue(&mut self) {
@@ -231,8 +294,13 @@ impl QpInner {
     /// The refusal has been sent.
     pub(super) fn last_words_sent(&mut self) {
         let link = std::mem::replace(&mut self.link, Link::Down);
+        if let Link::Up(Stream::Shm(link)) = link {
+            self.connect_by = Some(Instant::now() + self.peer_timeout);
+            self.link = Link::Leaving(link);
+            return;
+        }
         self.fail(None);
-        if let Link::Up(socket) = link {
+        if let Link::Up(Stream::Tcp(socket)) = link {
             // The peer reads the refusal before the end, and closes.
             if socket.shutdown(std::net::Shutdown::Write).is_ok() {
                 self.readable = true;

@@ -24,6 +24,8 @@ pub(super) struct Entry {
     pub(super) sent: u32,
     /// All of it, if only its descriptor, was put into frames.
     pub(super) gone: bool,
+    /// Some of its payload does not travel: the peer copies it from where it is.
+    referred: bool,
     /// READ, atomic: bytes that have come back.
     pub(super) received: u32,
     done: bool,
@@ -156,6 +158,7 @@ impl SendQueue {
             total,
             sent: 0,
             gone: false,
+            referred: false,
             received: 0,
             done: false,
             release,
@@ -319,10 +322,23 @@ impl SendQueue {
         true
     }
 
-    /// Where requests complete at their hand-off (RC): TCP has all that was put into frames.
+    /// Where requests complete at their hand-off (RC): the connection has all that was put into frames. What was only referred
+    /// to is still ours, and completes as on other profiles: when the peer has copied it.
     pub(super) fn handed_off(&mut self) {
-        // What this side has put into frames, it has.
-        let _known = self.acknowledge_until(self.next);
+        let sent = self.next.wrapping_sub(self.first) as usize;
+        for e in self.entries.iter_mut().take(sent) {
+            if !e.op.has_answer() && !e.done && !e.referred {
+                e.done = true;
+                self.outstanding -= 1;
+            }
+        }
+    }
+
+    /// Payload of `msn` was referred to.
+    pub(super) fn refer(&mut self, msn: u32) {
+        if let Some(i) = self.index(msn) {
+            self.entries[i].referred = true;
+        }
     }
 
     /// Unordered: `msn` was executed. False when the peer cannot have done that.

@@ -1,6 +1,7 @@
 //! System calls: epoll, eventfd, timerfd, gathered reads and writes. No policy.
 //!
-//! With `mr.rs` (and the inline copy in `post.rs`) the only files of the provider with `unsafe`.
+//! With `mr.rs`, the inline copy in `post.rs`, and `map.rs`, `ring.rs`, `rights.rs` and the copies in `shm/` the only files of
+//! the provider with `unsafe`.
 
 use std::io;
 use std::marker::PhantomData;
@@ -239,6 +240,15 @@ impl<'a> SendVecs<'a> {
     /// Keeps the first `bytes` bytes.
     pub(super) fn truncate(&mut self, bytes: usize) {
         self.0.truncate(bytes);
+    }
+
+    /// The elements, address and length each: readable for `'a`.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = (*const u8, usize)> + '_ {
+        self.0.vecs[..self.0.len].iter().map(|vec| {
+            // SAFETY: the first `len` elements are initialised.
+            let vec = unsafe { vec.assume_init_ref() };
+            (vec.iov_base.cast_const().cast(), vec.iov_len)
+        })
     }
 
     /// One non-blocking `sendmsg`.

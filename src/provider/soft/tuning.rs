@@ -52,3 +52,15 @@ pub(super) const PICK_WINDOW: usize = 32;
 
 /// A rail whose pace is limited sends this often a second, if it has much to send.
 pub(super) const PACED_SENDS_A_SECOND: u64 = 100;
+
+/// Shared memory: bytes of the ring of one direction. A power of two, more than the staging buffer and a frame's descriptors.
+pub(super) const RING_BYTES: usize = 64 << 10;
+/// Payload up to this size rides in the ring, which costs a copy more and looks up nothing.
+pub(super) const INLINE_BYTES: u32 = 1 << 10;
+/// Memfds of the peer that a connection keeps mapped.
+pub(super) const LENT_BY_PEER: usize = 4096;
+/// Messages taken from the socket beside the rings in one turn.
+pub(super) const WORDS_A_TURN: usize = 64;
+/// A poller that never sleeps asks once in this many slices whether the kernel has something to say of a peer in shared memory,
+/// its death above all.
+pub(super) const LOOKS_A_SYSTEM_CALL: usize = 256;

@@ -1,15 +1,17 @@
 //! Frames out: responses to READs, requests and acknowledgements, gathered into frames.
 //!
-//! A frame that was begun is finished before the next one; what it points to stays registered or the connection ends.
+//! A frame that was begun is finished before the next one; what it points to stays registered or the connection ends. Over
+//! shared memory it says of large payload only where it is: `shm/refer.rs`.
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsFd;
 
 use super::atomic;
 use super::frame::{DESC, Desc, HEADER, Header, Opcode, PREAMBLE, Preamble};
-use super::link::Link;
+use super::link::{Link, Stream};
 use super::qp::QpInner;
+use super::rx::{Expect, Stop};
+use super::shm::Reference;
 use super::sq::Piece;
 use super::sys::SendVecs;
 use super::tuning::{FRAME_BYTES, MAX_DESCS, MAX_PIECES, SEGMENT_BYTES, SEGMENT_BYTES_UNORDERED};
@@ -49,6 +51,9 @@ pub(super) struct Tx {
     pieces: Vec<Out>,
     descs: usize,
     payload: usize,
+    /// What the payload may come to, and how much of it does not travel: it is referred to.
+    cap: usize,
+    referred: usize,
     /// Of head and pieces.
     len: usize,
     done: usize,
@@ -56,6 +61,9 @@ pub(super) struct Tx {
     at: (usize, usize),
     active: bool,
     has_nak: bool,
+    /// Room to work: pieces of a message, and references to them.
+    scratch: Vec<Piece>,
+    pub(super) references: Vec<Reference>,
     preamble: Option<[u8; PREAMBLE]>,
     pub(super) responses: VecDeque<Response>,
     /// Unordered: executed messages of the peer that it has not been told of.
@@ -65,7 +73,7 @@ pub(super) struct Tx {
     /// RC: MSN of the first message that has not been executed.
     pub(super) ack: u32,
     pub(super) writable: bool,
-    /// The socket refuses: nothing is sent any more, what has arrived is still read.
+    /// The connection refuses: nothing is sent any more, what has arrived is still read.
     pub(super) dead: bool,
 }
 
@@ -75,7 +83,12 @@ impl Tx {
         self.writable = true;
     }
 
-    fn begin(&mut self) {
+    /// The peer has been shown it already.
+    pub(super) fn skip_preamble(&mut self) {
+        self.preamble = None;
+    }
+
+    fn begin(&mut self, cap: usize) {
         self.head.clear();
         if let Some(preamble) = self.preamble.take() {
             self.head.extend_from_slice(&preamble);
@@ -83,18 +96,18 @@ impl Tx {
         self.head.extend_from_slice(&[0; HEADER]);
         self.copied.clear();
         self.pieces.clear();
-        (self.descs, self.payload) = (0, 0);
+        (self.descs, self.payload, self.referred, self.cap) = (0, 0, 0, cap);
     }
 
     fn has_room(&self, inside: usize) -> bool {
         self.descs < MAX_DESCS
-            && (self.payload == 0 || self.payload + inside.min(WORTH) <= FRAME_BYTES)
+            && (self.payload == 0 || self.payload + inside.min(WORTH) <= self.cap)
             // A message has up to 16 elements.
             && self.pieces.len() + 16 < MAX_PIECES
     }
 
     fn room(&self, segment: usize) -> u32 {
-        (FRAME_BYTES - self.payload).min(segment) as u32
+        self.cap.saturating_sub(self.payload).min(segment) as u32
     }
 
     fn push_desc(&mut self, desc: &Desc) {
@@ -117,11 +130,30 @@ impl Tx {
         self.pieces.push(Out::Memory { addr, len, key, access });
     }
 
+    /// `references` travel instead of `len` bytes of payload.
+    pub(super) fn push_references(&mut self, len: u32) {
+        let at = self.copied.len() as u32;
+        self.references.iter().for_each(|r| self.copied.extend_from_slice(&r.encode()));
+        self.pieces.push(Out::Copied { at, len: self.copied.len() as u32 - at });
+        self.referred += len as usize;
+    }
+
+    /// The piece that is pushed next.
+    pub(super) fn next_piece(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// How far into the frame a piece goes.
+    fn end_of(&self, piece: usize) -> u64 {
+        let pieces: usize = self.pieces.iter().take(piece + 1).map(|piece| piece.len()).sum();
+        (self.head.len() + pieces) as u64
+    }
+
     fn finish(&mut self) {
         let header = Header { descs: self.descs as u16, ack: self.ack, payload: self.payload as u32 };
         let at = self.head.len() - self.descs * DESC - HEADER;
         self.head[at..at + HEADER].copy_from_slice(&header.encode());
-        self.len = self.head.len() + self.payload;
+        self.len = self.head.len() + self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
         (self.done, self.at, self.active) = (0, (0, 0), true);
         self.ack_due = false;
     }
@@ -147,32 +179,52 @@ impl Tx {
 impl QpInner {
     /// Something other than an acknowledgement waits to be sent.
     pub(super) fn wants_to_send(&self) -> bool {
-        self.tx.active || !self.tx.responses.is_empty() || self.refusal.is_some() || self.sq.wants_to_send()
+        self.tx.active
+            || (!self.is_unproven()
+                && (!self.tx.responses.is_empty() || self.refusal.is_some() || self.sq.wants_to_send()))
+    }
+
+    /// Hears who has answered our dial, if that is still open and the answer is there.
+    pub(super) fn meet(&mut self) {
+        if self.is_unproven()
+            && let Some(link) = self.link.shm()
+        {
+            self.readable |= link.rings().has_bytes();
+            self.receive(1);
+        }
+    }
+
+    /// Whoever has answered our dial in shared memory has not shown that it is the peer. Until then it is told nothing, and lent
+    /// nothing.
+    fn is_unproven(&self) -> bool {
+        matches!(self.rx.expect, Expect::Preamble(_)) && matches!(self.link, Link::Up(Stream::Shm(_)))
     }
 
     /// Sends up to about `budget` bytes. Returns how many were sent.
     pub(super) fn transmit(&mut self, budget: usize) -> usize {
         let mut sent = 0;
         while sent < budget && self.tx.writable && !self.tx.dead {
-            if !self.tx.active && !self.build() {
-                break;
-            }
             let limit = match self.faults.as_deref() {
                 None => usize::MAX,
                 Some(faults) if faults.is_paced() => break,
                 Some(faults) => faults.may_send(),
             };
+            if !self.tx.active && !self.build(limit) {
+                break;
+            }
             match self.send_some(limit) {
                 Ok((n, all)) => {
                     sent += n;
                     self.tx.advance(n);
+                    let whole = self.tx.done == self.tx.len;
+                    let referred = if whole { self.tx.referred } else { 0 };
                     if let Some(faults) = self.faults.as_deref_mut()
-                        && faults.sent(n)
+                        && faults.sent(n + referred)
                     {
                         self.connection_lost();
                         break;
                     }
-                    if self.tx.done == self.tx.len {
+                    if whole {
                         self.tx.active = false;
                         if self.device.profile.completes_at_hand_off() {
                             self.sq.handed_off();
@@ -184,12 +236,16 @@ impl QpInner {
                             break;
                         }
                     } else if !all {
-                        // The buffer is full. The kernel has noted that we want to hear of room.
+                        // The buffer is full. The kernel, or the peer, has noted that we want to hear of room.
                         self.tx.writable = false;
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.tx.writable = false,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                    self.stop(Stop::Nonsense);
+                    break;
+                }
                 // What the peer said before the end is still to be read; the read then finds the end.
                 Err(_) => {
                     self.tx.dead = true;
@@ -201,9 +257,9 @@ impl QpInner {
         sent
     }
 
-    /// One `sendmsg` of what is left of the frame, up to `limit`: how much went, and whether that was all of it.
+    /// One write of what is left of the frame, up to `limit`: how much went, and whether that was all of it.
     fn send_some(&mut self, limit: usize) -> io::Result<(usize, bool)> {
-        let Link::Up(socket) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
+        let Link::Up(stream) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
         let tx = &self.tx;
         let guard = self.device.mrs.read();
         let mut vecs = SendVecs::new();
@@ -231,20 +287,24 @@ impl QpInner {
         if limit < vecs.bytes() {
             vecs.truncate(limit);
         }
-        let n = vecs.send(socket.as_fd())?;
+        let n = stream.send(&mut vecs)?;
         Ok((n, n == vecs.bytes()))
     }
 
-    /// Puts together the next frame. False when there is nothing to say.
-    fn build(&mut self) -> bool {
+    /// Puts together the next frame, when no more than `limit` bytes may be sent. False when there is nothing to say.
+    fn build(&mut self, limit: usize) -> bool {
         let preamble = self.tx.preamble;
-        self.tx.begin();
+        // A frame can be sent in parts; what it refers to is all sent with it.
+        let shared = matches!(self.link, Link::Up(Stream::Shm(_)));
+        self.tx.begin(if shared { FRAME_BYTES.min(limit.max(1)) } else { FRAME_BYTES });
         self.add_acks();
-        if self.refusal.is_none() || !self.tx.responses.is_empty() {
+        let proven = !self.is_unproven();
+        if proven && (self.refusal.is_none() || !self.tx.responses.is_empty()) {
             // Responses and requests take turns.
             while self.add_response() | self.add_request() {}
         }
         if let Some(refusal) = &self.refusal
+            && proven
             && self.tx.responses.is_empty()
             && self.tx.descs < MAX_DESCS
         {
@@ -258,6 +318,11 @@ impl QpInner {
             return false;
         }
         self.tx.finish();
+        if self.tx.referred > 0
+            && let Some(link) = self.link.shm()
+        {
+            link.rings().settle(|piece| self.tx.end_of(piece));
+        }
         true
     }
 
@@ -308,8 +373,11 @@ impl QpInner {
             Response::Read { msn, rkey, addr, total, sent } => {
                 let mut desc = Desc::new(Opcode::ReadResponse, *msn);
                 (desc.total, desc.offset, desc.len) = (*total, *sent, left.min(room));
+                let (addr, len, key) = (*addr + u64::from(*sent), desc.len, *rkey);
+                if !self.refer(&mut desc, AccessFlags::REMOTE_READ, &[Piece::Memory { addr, len, key }]) {
+                    self.tx.push_memory(addr, len, key, AccessFlags::REMOTE_READ);
+                }
                 self.tx.push_desc(&desc);
-                self.tx.push_memory(*addr + u64::from(*sent), desc.len, *rkey, AccessFlags::REMOTE_READ);
                 *sent += desc.len;
                 if desc.len < left {
                     self.tx.responses.push_front(response);
@@ -362,18 +430,32 @@ impl QpInner {
             self.tx.pieces.push(Out::Copied { at, len });
         } else if !e.op.has_answer() {
             (desc.offset, desc.len) = (e.sent, left.min(self.tx.room(segment)));
-            let tx = &mut self.tx;
-            self.sq.pieces(e, desc.offset, desc.len, |piece| match piece {
-                Piece::Memory { addr, len, key } => tx.push_memory(addr, len, key, AccessFlags::default()),
-                Piece::Copied { len } => {
-                    let at = tx.copied.len() as u32;
-                    tx.pieces.push(Out::Copied { at, len });
-                }
-            });
-            self.sq.copy_inline(e, desc.offset, desc.len, &mut self.tx.copied);
+            let mut pieces = std::mem::take(&mut self.tx.scratch);
+            pieces.clear();
+            self.sq.pieces(e, desc.offset, desc.len, |piece| pieces.push(piece));
+            if self.refer(&mut desc, AccessFlags::default(), &pieces) {
+                self.sq.refer(msn);
+            } else {
+                self.push_payload(msn, &desc, &pieces);
+            }
+            self.tx.scratch = pieces;
         }
         self.tx.push_desc(&desc);
         self.sq.advance(msn, desc.len);
         true
+    }
+
+    /// The payload of a segment travels in the frame.
+    fn push_payload(&mut self, msn: u32, desc: &Desc, pieces: &[Piece]) {
+        let tx = &mut self.tx;
+        for piece in pieces {
+            match *piece {
+                Piece::Memory { addr, len, key } => tx.push_memory(addr, len, key, AccessFlags::default()),
+                Piece::Copied { len } => tx.pieces.push(Out::Copied { at: tx.copied.len() as u32, len }),
+            }
+        }
+        if let Some(e) = self.sq.get(msn) {
+            self.sq.copy_inline(e, desc.offset, desc.len, &mut tx.copied);
+        }
     }
 }

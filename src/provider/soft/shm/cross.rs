@@ -59,13 +59,6 @@ pub(in crate::provider::soft) enum CrossError {
     },
 }
 
-impl CrossError {
-    /// The last error of a system call.
-    fn last(what: &'static str) -> Self {
-        Self::Os { what, source: io::Error::last_os_error() }
-    }
-}
-
 /// The peer's process, for memory that it has not shared.
 #[derive(Debug)]
 pub(in crate::provider::soft) struct CrossReader {

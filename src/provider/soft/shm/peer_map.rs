@@ -114,7 +114,7 @@ impl Drop for PeerMap {
 
 /// What `fstat` says of `fd`, when it is one that can be mapped without danger. The seals are looked at first: with them the
 /// rest does not change any more.
-fn check(fd: &OwnedFd) -> Result<libc::stat, PeerMapError> {
+pub(super) fn check(fd: &OwnedFd) -> Result<libc::stat, PeerMapError> {
     let os = |what| move || PeerMapError::Os { what, source: io::Error::last_os_error() };
     // SAFETY: a plain query of an open descriptor.
     let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };

@@ -3,6 +3,16 @@
 use super::*;
 use crate::provider::WcOpcode;
 
+over_both_transports! {
+    r2_atomics_change_the_peers_number_and_bring_the_old_one_on_every_profile_that_has_them,
+    r2_atomics_keep_their_place_between_writes_and_the_limit_of_reads,
+    r6_a_misaligned_atomic_is_invalid_and_one_without_access_or_beyond_the_region_is_refused,
+    r10_what_cannot_hold_the_answer_is_not_posted,
+    r10_a_profile_without_atomics_refuses_the_post_and_what_comes_from_a_peer,
+    r2_additions_of_two_queue_pairs_and_of_the_owner_are_all_counted,
+    k8_operands_that_do_not_fit_into_a_frame_wait_for_the_next,
+}
+
 const ATOMIC: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_ATOMIC);
 
 fn add(region: &Region<Exposed>, offset: u64, add: u64) -> SendOp {
@@ -27,10 +37,11 @@ fn with_atomics() -> impl Iterator<Item = Profile> {
     Profile::ALL.into_iter().filter(|p| p.capabilities().atomics)
 }
 
-#[test]
-fn r2_atomics_change_the_peers_number_and_bring_the_old_one_on_every_profile_that_has_them() {
+fn r2_atomics_change_the_peers_number_and_bring_the_old_one_on_every_profile_that_has_them(
+    on: SoftTransport,
+) {
     for profile in with_atomics() {
-        let mut p = Pair::new(profile);
+        let mut p = Pair::new(on, profile);
         let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ATOMIC));
         set(&to, 16, u64::MAX);
         let far = 0x89ab_cdef_0123_4567;
@@ -54,10 +65,9 @@ fn r2_atomics_change_the_peers_number_and_bring_the_old_one_on_every_profile_tha
 }
 
 /// In one chain with WRITEs: executed in the order of their posts, however few may be outstanding at once.
-#[test]
-fn r2_atomics_keep_their_place_between_writes_and_the_limit_of_reads() {
+fn r2_atomics_keep_their_place_between_writes_and_the_limit_of_reads(on: SoftTransport) {
     const N: u64 = 500;
-    let mut p = Pair::new(Profile::Default);
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(16 * N, ALL), p.b.region(4096, ALL.union(ATOMIC)));
     set(&from, 0, 1000);
     let mut chain = WrChain::default();
@@ -77,8 +87,9 @@ fn r2_atomics_keep_their_place_between_writes_and_the_limit_of_reads() {
     }
 }
 
-#[test]
-fn r6_a_misaligned_atomic_is_invalid_and_one_without_access_or_beyond_the_region_is_refused() {
+fn r6_a_misaligned_atomic_is_invalid_and_one_without_access_or_beyond_the_region_is_refused(
+    on: SoftTransport,
+) {
     for (case, status) in [
         ("misaligned", WcStatus::RemoteInvalidRequest),
         ("no access", WcStatus::RemoteAccess),
@@ -86,7 +97,7 @@ fn r6_a_misaligned_atomic_is_invalid_and_one_without_access_or_beyond_the_region
         ("half beyond", WcStatus::RemoteAccess),
         ("gone", WcStatus::RemoteAccess),
     ] {
-        let mut p = Pair::new(Profile::Default);
+        let mut p = Pair::new(on, Profile::Default);
         let from = p.a.region(4096, ALL);
         let (to, plain, gone) = (p.b.region(4092, ATOMIC), p.b.region(4096, ALL), p.b.region(4096, ATOMIC));
         let bad = match case {
@@ -111,9 +122,8 @@ fn r6_a_misaligned_atomic_is_invalid_and_one_without_access_or_beyond_the_region
 }
 
 /// The elements of ours are eight bytes that may be written.
-#[test]
-fn r10_what_cannot_hold_the_answer_is_not_posted() {
-    let p = Pair::new(Profile::Default);
+fn r10_what_cannot_hold_the_answer_is_not_posted(on: SoftTransport) {
+    let p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ATOMIC));
     for (len, inline) in [(0, false), (4, false), (16, false), (8, true)] {
         let mut chain = WrChain::default();
@@ -124,10 +134,9 @@ fn r10_what_cannot_hold_the_answer_is_not_posted() {
     assert_eq!(p.qa().state(), QpState::Rts);
 }
 
-#[test]
-fn r10_a_profile_without_atomics_refuses_the_post_and_what_comes_from_a_peer() {
+fn r10_a_profile_without_atomics_refuses_the_post_and_what_comes_from_a_peer(on: SoftTransport) {
     for profile in Profile::ALL.into_iter().filter(|p| !p.capabilities().atomics) {
-        let p = Pair::new(profile);
+        let p = Pair::new(on, profile);
         let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ATOMIC));
         let mut chain = WrChain::default();
         chain.push(1, add(&to, 0, 1), &[sge(&from, 0, 8)], true, false);
@@ -135,7 +144,7 @@ fn r10_a_profile_without_atomics_refuses_the_post_and_what_comes_from_a_peer() {
         assert_eq!((refused.index, refused.source.raw_os_error()), (0, Some(libc::EOPNOTSUPP)), "{profile}");
     }
     // RC both, and the peer has atomics.
-    let (a, b) = (Side::new(Profile::Default), Side::new(Profile::Siw));
+    let (a, b) = (Side::new(on, Profile::Default), Side::new(on, Profile::Siw));
     let (qa, qb) = (a.qp(), b.qp());
     bring_up(&qb, &attributes(&qa, false));
     bring_up(&qa, &attributes(&qb, true));
@@ -148,11 +157,10 @@ fn r10_a_profile_without_atomics_refuses_the_post_and_what_comes_from_a_peer() {
 }
 
 /// Two queue pairs of the responder, each driven by a thread of its own, and the owner's own additions.
-#[test]
-fn r2_additions_of_two_queue_pairs_and_of_the_owner_are_all_counted() {
+fn r2_additions_of_two_queue_pairs_and_of_the_owner_are_all_counted(on: SoftTransport) {
     use std::sync::atomic::{AtomicU64, Ordering};
     const N: u64 = 1000;
-    let b = Side::new(Profile::Default);
+    let b = Side::new(on, Profile::Default);
     let to = b.region(4096, ATOMIC);
     let word = std::ptr::with_exposed_provenance_mut(to.remote().addr as usize);
     // SAFETY: eight aligned bytes of a region that outlives the threads below; everybody adds atomically.
@@ -161,7 +169,7 @@ fn r2_additions_of_two_queue_pairs_and_of_the_owner_are_all_counted() {
     std::thread::scope(|threads| {
         for _ in 0..2 {
             threads.spawn(|| {
-                let a = Side::new(Profile::Default);
+                let a = Side::new(on, Profile::Default);
                 let channel = b.device.create_channel().unwrap();
                 let cq = channel.create_cq(64).unwrap();
                 let init = QpInit {
@@ -202,10 +210,9 @@ fn r2_additions_of_two_queue_pairs_and_of_the_owner_are_all_counted() {
 }
 
 /// Operands are never cut: a frame with less room than they need goes without them.
-#[test]
-fn k8_operands_that_do_not_fit_into_a_frame_wait_for_the_next() {
+fn k8_operands_that_do_not_fit_into_a_frame_wait_for_the_next(on: SoftTransport) {
     for rest in 0..20 {
-        let mut p = Pair::new(Profile::Default);
+        let mut p = Pair::new(on, Profile::Default);
         let (from, to) = (p.a.region(1 << 20, ALL), p.b.region(1 << 20, ALL.union(ATOMIC)));
         let mut chain = WrChain::default();
         // Two segments of the largest size fill a frame, but for the rest.

@@ -3,6 +3,18 @@
 use super::*;
 use crate::provider::WcOpcode;
 
+over_both_transports! {
+    r2_every_operation_moves_its_bytes_and_completes_once_on_every_profile,
+    r2_thousands_of_small_writes_in_chains_land_with_one_completion,
+    r2_elements_are_gathered_and_scattered_in_their_order,
+    r1_inline_payload_is_copied_at_the_post,
+    r4_more_reads_than_rd_atomic_wait_their_turn,
+    r2_both_directions_at_once_with_the_socket_full,
+    r2_many_queue_pairs_of_one_channel_all_progress,
+    r2_one_thread_posts_while_another_polls,
+    r1_memory_at_a_reused_address_is_reached_by_its_own_key_only,
+}
+
 const SIZES: [usize; 9] = [0, 1, 1023, 1024, 1025, 4097, 65_536, 300_000, 3 << 20];
 
 fn sizes(profile: Profile) -> impl Iterator<Item = usize> {
@@ -10,10 +22,9 @@ fn sizes(profile: Profile) -> impl Iterator<Item = usize> {
     SIZES.into_iter().filter(move |&s| s <= max)
 }
 
-#[test]
-fn r2_every_operation_moves_its_bytes_and_completes_once_on_every_profile() {
+fn r2_every_operation_moves_its_bytes_and_completes_once_on_every_profile(on: SoftTransport) {
     for profile in Profile::ALL {
-        let mut p = Pair::new(profile);
+        let mut p = Pair::new(on, profile);
         let room = profile.capabilities().max_mr_size.min(4 << 20);
         let (from, to) = (p.a.region(room, ALL), p.b.region(room, ALL));
         for (n, size) in sizes(profile).enumerate() {
@@ -74,10 +85,9 @@ fn r2_every_operation_moves_its_bytes_and_completes_once_on_every_profile() {
     }
 }
 
-#[test]
-fn r2_thousands_of_small_writes_in_chains_land_with_one_completion() {
+fn r2_thousands_of_small_writes_in_chains_land_with_one_completion(on: SoftTransport) {
     const N: u64 = 5000;
-    let mut p = Pair::new(Profile::Default);
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(N * 64, ALL), p.b.region(N * 128, ALL));
     let data = pattern(N as usize * 64, 1);
     fill(&from, 0, &data);
@@ -96,9 +106,8 @@ fn r2_thousands_of_small_writes_in_chains_land_with_one_completion() {
     }
 }
 
-#[test]
-fn r2_elements_are_gathered_and_scattered_in_their_order() {
-    let mut p = Pair::new(Profile::Default);
+fn r2_elements_are_gathered_and_scattered_in_their_order(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(1 << 20, ALL), p.b.region(1 << 20, ALL));
     let data = pattern(1 << 20, 3);
     fill(&from, 0, &data);
@@ -118,9 +127,8 @@ fn r2_elements_are_gathered_and_scattered_in_their_order() {
     }
 }
 
-#[test]
-fn r1_inline_payload_is_copied_at_the_post() {
-    let mut p = Pair::new(Profile::Default);
+fn r1_inline_payload_is_copied_at_the_post(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let to = p.b.region(4096, ALL);
     let mut mine = pattern(200, 9);
     let expected = mine.clone();
@@ -135,9 +143,8 @@ fn r1_inline_payload_is_copied_at_the_post() {
     assert_eq!(contents(&to, 0, 150), expected[..150]);
 }
 
-#[test]
-fn r4_more_reads_than_rd_atomic_wait_their_turn() {
-    let mut p = Pair::new(Profile::Default);
+fn r4_more_reads_than_rd_atomic_wait_their_turn(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(1 << 20, ALL), p.b.region(1 << 20, ALL));
     let data = pattern(1 << 20, 5);
     fill(&to, 0, &data);
@@ -149,9 +156,8 @@ fn r4_more_reads_than_rd_atomic_wait_their_turn() {
     assert_eq!(contents(&from, 0, 1 << 20), data);
 }
 
-#[test]
-fn r2_both_directions_at_once_with_the_socket_full() {
-    let mut p = Pair::new(Profile::Default);
+fn r2_both_directions_at_once_with_the_socket_full(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let len = 24 << 20;
     let (ra, rb) = (p.a.region(2 * len, ALL), p.b.region(2 * len, ALL));
     let (da, db) = (pattern(len as usize, 1), pattern(len as usize, 2));
@@ -168,11 +174,10 @@ fn r2_both_directions_at_once_with_the_socket_full() {
     assert!(contents(&rb, len, len as usize) == da && contents(&ra, len, len as usize) == db);
 }
 
-#[test]
-fn r2_many_queue_pairs_of_one_channel_all_progress() {
+fn r2_many_queue_pairs_of_one_channel_all_progress(on: SoftTransport) {
     // More than the number that a slice asks directly.
     const N: usize = 12;
-    let (mut a, mut b) = (Side::new(Profile::Default), Side::new(Profile::Default));
+    let (mut a, mut b) = (Side::new(on, Profile::Default), Side::new(on, Profile::Default));
     let (from, to) = (a.region(N as u64 * 100_000, ALL), b.region(N as u64 * 100_000, ALL));
     let data = pattern(N * 100_000, 4);
     fill(&from, 0, &data);
@@ -201,10 +206,9 @@ fn r2_many_queue_pairs_of_one_channel_all_progress() {
     assert!(contents(&to, 0, N * 100_000) == data);
 }
 
-#[test]
-fn r2_one_thread_posts_while_another_polls() {
+fn r2_one_thread_posts_while_another_polls(on: SoftTransport) {
     const N: u64 = 2048;
-    let p = Pair::new(Profile::Default);
+    let p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(1 << 20, ALL), p.b.region(1 << 20, ALL));
     let data = pattern(1 << 20, 8);
     fill(&from, 0, &data);
@@ -229,9 +233,8 @@ fn r2_one_thread_posts_while_another_polls() {
     assert!(contents(&to, 0, 1 << 20) == data);
 }
 
-#[test]
-fn r1_memory_at_a_reused_address_is_reached_by_its_own_key_only() {
-    let mut p = Pair::new(Profile::Default);
+fn r1_memory_at_a_reused_address_is_reached_by_its_own_key_only(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let from = p.a.region(4096, ALL);
     fill(&from, 0, &[7; 4096]);
     // The kernel reuses an address range readily; the test needs it to have happened once.

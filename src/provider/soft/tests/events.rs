@@ -5,6 +5,16 @@ use std::os::fd::AsRawFd;
 use super::*;
 use crate::provider::Armed;
 
+over_both_transports! {
+    r3_two_drivers_that_only_wait_for_events_pass_a_message_back_and_forth,
+    r3_a_poll_by_another_thread_that_stops_at_its_budget_wakes_who_sleeps,
+    r3_a_completion_after_the_last_poll_and_before_the_arm_is_seen,
+    r8_an_idle_channel_stays_silent_after_traffic_and_with_strangers,
+    k7_a_driver_asleep_is_woken_by_the_rnr_timer_and_by_a_late_receive,
+    r4_an_overrun_is_an_error_and_never_a_silent_loss,
+    r3_the_descriptor_wakes_tokio,
+}
+
 fn readable(side: &Side, wait_ms: i32) -> bool {
     let mut poll = libc::pollfd { fd: side.channel.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one initialised element, which lives for the call.
@@ -39,9 +49,8 @@ fn settle(side: &mut Side) {
     }
 }
 
-#[test]
-fn r3_two_drivers_that_only_wait_for_events_pass_a_message_back_and_forth() {
-    let p = Pair::new(Profile::Default);
+fn r3_two_drivers_that_only_wait_for_events_pass_a_message_back_and_forth(on: SoftTransport) {
+    let p = Pair::new(on, Profile::Default);
     let region_a = p.a.region(1 << 20, ALL);
     let region_b = p.b.region(1 << 20, ALL);
     let Pair { qa, qb, mut a, mut b } = p;
@@ -80,11 +89,10 @@ fn r3_two_drivers_that_only_wait_for_events_pass_a_message_back_and_forth() {
 }
 
 /// A spinning thread polls once and goes away, in the middle of more than one slice: who sleeps must go on.
-#[test]
-fn r3_a_poll_by_another_thread_that_stops_at_its_budget_wakes_who_sleeps() {
+fn r3_a_poll_by_another_thread_that_stops_at_its_budget_wakes_who_sleeps(on: SoftTransport) {
     const QPS: usize = 14;
     const EACH: u64 = 96 << 10;
-    let (mut a, mut b) = (Side::new(Profile::Default), Side::new(Profile::Default));
+    let (mut a, mut b) = (Side::new(on, Profile::Default), Side::new(on, Profile::Default));
     let (from, to) = (a.region(EACH, ALL), b.region(EACH, ALL));
     let pairs: Vec<(Qp, Qp)> = (0..QPS)
         .map(|_| {
@@ -124,9 +132,8 @@ fn r3_a_poll_by_another_thread_that_stops_at_its_budget_wakes_who_sleeps() {
     assert_eq!(ids(&b.take()), [(60, WcStatus::Success)]);
 }
 
-#[test]
-fn r3_a_completion_after_the_last_poll_and_before_the_arm_is_seen() {
-    let mut p = Pair::new(Profile::Default);
+fn r3_a_completion_after_the_last_poll_and_before_the_arm_is_seen(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     recv(p.qb(), 1, None);
     settle(&mut p.a);
@@ -145,24 +152,21 @@ fn r3_a_completion_after_the_last_poll_and_before_the_arm_is_seen() {
     assert_eq!(ids(&p.b.take()), [(5, WcStatus::Flushed)]);
 }
 
-#[test]
-fn r8_an_idle_channel_stays_silent_after_traffic_and_with_strangers() {
-    let mut p = Pair::new(Profile::Default);
+fn r8_an_idle_channel_stays_silent_after_traffic_and_with_strangers(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(8 << 20, ALL), p.b.region(8 << 20, ALL));
     let waiting = p.b.qp();
     post(p.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 8 << 20)]);
     p.wait(1, 0);
-    let _stranger =
-        std::net::TcpStream::connect((std::net::Ipv4Addr::LOCALHOST, waiting.address().soft_port)).unwrap();
+    let _stranger = super::shm::knock(on, &waiting.address());
     settle(&mut p.a);
     settle(&mut p.b);
     assert!(!readable(&p.a, 50) && !readable(&p.b, 50));
 }
 
-#[test]
-fn k7_a_driver_asleep_is_woken_by_the_rnr_timer_and_by_a_late_receive() {
+fn k7_a_driver_asleep_is_woken_by_the_rnr_timer_and_by_a_late_receive(on: SoftTransport) {
     for late in [true, false] {
-        let mut p = Pair::with(Profile::Default, |c| {
+        let mut p = Pair::with(on, Profile::Default, |c| {
             (c.rnr_retry, c.min_rnr_timer) = (0, if late { 31 } else { 20 });
         });
         settle(&mut p.a);
@@ -185,9 +189,8 @@ fn k7_a_driver_asleep_is_woken_by_the_rnr_timer_and_by_a_late_receive() {
     }
 }
 
-#[test]
-fn r4_an_overrun_is_an_error_and_never_a_silent_loss() {
-    let mut p = Pair::new(Profile::Default);
+fn r4_an_overrun_is_an_error_and_never_a_silent_loss(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let small = p.a.channel.create_cq(2).unwrap();
     let init = QpInit { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
     let qp = p.a.pd.create_qp(&p.a.cq, &small, init).unwrap();
@@ -221,9 +224,12 @@ async fn next_async(side: &mut Side) {
     }
 }
 
-#[tokio::test]
-async fn r3_the_descriptor_wakes_tokio() {
-    let p = Pair::new(Profile::Default);
+fn r3_the_descriptor_wakes_tokio(on: SoftTransport) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(pass_messages(Pair::new(on, Profile::Default)));
+}
+
+async fn pass_messages(p: Pair) {
     let (from, to) = (p.a.region(4 << 20, ALL), p.b.region(4 << 20, ALL));
     let Pair { qa, qb, mut a, mut b } = p;
     let (qa, qb) = (qa.unwrap(), qb.unwrap());
@@ -249,7 +255,7 @@ async fn r3_the_descriptor_wakes_tokio() {
 
 #[test]
 fn k5_a_dial_that_is_accepted_and_never_answered_ends_by_its_deadline() {
-    let mut side = Side::new(Profile::Default);
+    let mut side = Side::new(SoftTransport::Tcp, Profile::Default);
     let (qp, _peer) = super::hostile::raw_peer(&side);
     let region = side.region(4096, ALL);
     post(&qp, 1, SendOp::Send { imm: None }, &[sge(&region, 0, 100)]);

@@ -3,6 +3,21 @@
 use super::*;
 use crate::error::QpError;
 
+over_both_transports! {
+    r6_bounds_keys_domains_and_access_are_checked_and_no_byte_is_written,
+    r6_a_read_without_access_is_refused,
+    r6_a_large_write_out_of_bounds_is_refused_before_its_first_byte,
+    r6_a_message_longer_than_its_receive_fails_on_both_sides,
+    r6_a_local_key_that_does_not_cover_its_element_fails_locally,
+    k7_no_receive_in_time_is_an_rnr_error_and_one_in_time_is_not,
+    r6_a_peer_that_goes_away_gives_retry_exceeded_to_the_oldest,
+    r6_what_was_executed_before_the_peer_left_is_a_success,
+    r6_a_dial_that_nobody_answers_is_retry_exceeded,
+    r5_destroying_a_queue_pair_leaves_its_completions_and_its_number_comes_back,
+    r7_destroy_and_error_with_work_in_flight_in_every_order,
+    r4_full_queues_refuse_with_the_index,
+}
+
 /// Posts three WRITEs of which the second is wrong, with a receive on each side.
 fn refused(p: &mut Pair, good: SendOp, bad: SendOp, at: Sge) {
     recv(p.qa(), 50, None);
@@ -23,11 +38,10 @@ fn refused(p: &mut Pair, good: SendOp, bad: SendOp, at: Sge) {
     p.quiet();
 }
 
-#[test]
-fn r6_bounds_keys_domains_and_access_are_checked_and_no_byte_is_written() {
+fn r6_bounds_keys_domains_and_access_are_checked_and_no_byte_is_written(on: SoftTransport) {
     let no_write = AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_READ);
     for case in ["past the end", "before the start", "wraps", "key", "domain", "read-only", "local", "gone"] {
-        let mut p = Pair::new(Profile::Default);
+        let mut p = Pair::new(on, Profile::Default);
         let (from, to) = (p.a.region(4096, ALL), p.b.region(8192, ALL));
         let good = write_to(&to, 0, None);
         let remote = to.remote();
@@ -57,9 +71,8 @@ fn r6_bounds_keys_domains_and_access_are_checked_and_no_byte_is_written() {
     }
 }
 
-#[test]
-fn r6_a_read_without_access_is_refused() {
-    let mut p = Pair::new(Profile::Default);
+fn r6_a_read_without_access_is_refused(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let from = p.a.region(4096, ALL);
     let to = p.b.region(4096, AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE));
     post(p.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 64)]);
@@ -68,9 +81,8 @@ fn r6_a_read_without_access_is_refused() {
     assert_eq!(ids(&a), [(1, WcStatus::Success), (2, WcStatus::RemoteAccess)]);
 }
 
-#[test]
-fn r6_a_large_write_out_of_bounds_is_refused_before_its_first_byte() {
-    let mut p = Pair::new(Profile::Default);
+fn r6_a_large_write_out_of_bounds_is_refused_before_its_first_byte(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(8 << 20, ALL), p.b.region(8 << 20, ALL));
     fill(&from, 0, &vec![7; 8 << 20]);
     // Its first 8 MiB - 1 byte would fit; the sender has much under way when it is refused.
@@ -81,9 +93,8 @@ fn r6_a_large_write_out_of_bounds_is_refused_before_its_first_byte() {
     assert!(contents(&to, 0, 8 << 20).iter().all(|&b| b == 0));
 }
 
-#[test]
-fn r6_a_message_longer_than_its_receive_fails_on_both_sides() {
-    let mut p = Pair::new(Profile::Default);
+fn r6_a_message_longer_than_its_receive_fails_on_both_sides(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     recv(p.qb(), 60, Some(sge(&to, 0, 99)));
     recv(p.qb(), 61, Some(sge(&to, 0, 99)));
@@ -93,9 +104,8 @@ fn r6_a_message_longer_than_its_receive_fails_on_both_sides() {
     assert_eq!(ids(&b), [(60, WcStatus::LocalLength), (61, WcStatus::Flushed)]);
 }
 
-#[test]
-fn r6_a_local_key_that_does_not_cover_its_element_fails_locally() {
-    let mut p = Pair::new(Profile::Default);
+fn r6_a_local_key_that_does_not_cover_its_element_fails_locally(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     let mut at = sge(&from, 0, 4096);
     at.addr += 1;
@@ -109,9 +119,8 @@ fn r6_a_local_key_that_does_not_cover_its_element_fails_locally() {
     assert_eq!(ids(&a), [(2, WcStatus::Flushed), (3, WcStatus::Flushed)]);
 }
 
-#[test]
-fn k7_no_receive_in_time_is_an_rnr_error_and_one_in_time_is_not() {
-    let mut p = Pair::new(Profile::Default);
+fn k7_no_receive_in_time_is_an_rnr_error_and_one_in_time_is_not(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     fill(&from, 0, &[5; 64]);
     post(p.qa(), 1, SendOp::Send { imm: Some(9) }, &[sge(&from, 0, 64)]);
@@ -123,7 +132,7 @@ fn k7_no_receive_in_time_is_an_rnr_error_and_one_in_time_is_not() {
     let (a, b) = p.wait(1, 1);
     assert_eq!((ids(&a), ids(&b)), (vec![(1, WcStatus::Success)], vec![(60, WcStatus::Success)]));
 
-    let mut p = Pair::with(Profile::Default, |c| (c.rnr_retry, c.min_rnr_timer) = (2, 12));
+    let mut p = Pair::with(on, Profile::Default, |c| (c.rnr_retry, c.min_rnr_timer) = (2, 12));
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     post(p.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 64)]);
     post(p.qa(), 2, SendOp::Send { imm: None }, &[sge(&from, 0, 64)]);
@@ -132,9 +141,8 @@ fn k7_no_receive_in_time_is_an_rnr_error_and_one_in_time_is_not() {
     assert_eq!(ids(&a), [(1, WcStatus::Success), (2, WcStatus::RnrRetryExceeded), (3, WcStatus::Flushed)]);
 }
 
-#[test]
-fn r6_a_peer_that_goes_away_gives_retry_exceeded_to_the_oldest() {
-    let mut p = Pair::new(Profile::Default);
+fn r6_a_peer_that_goes_away_gives_retry_exceeded_to_the_oldest(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(32 << 20, ALL), p.b.region(32 << 20, ALL));
     recv(p.qa(), 50, None);
     for i in 0..4 {
@@ -148,11 +156,11 @@ fn r6_a_peer_that_goes_away_gives_retry_exceeded_to_the_oldest() {
     assert_eq!(p.qa().state(), QpState::Err);
 }
 
-#[test]
-fn r6_what_was_executed_before_the_peer_left_is_a_success() {
-    let mut p = Pair::new(Profile::Default);
+fn r6_what_was_executed_before_the_peer_left_is_a_success(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     recv(p.qb(), 60, None);
+    p.meet();
     post(p.qa(), 1, write_to(&to, 0, Some(4)), &[sge(&from, 0, 4096)]);
     // Only b polls; it leaves without another turn for its acknowledgement.
     let deadline = Instant::now() + DEADLINE;
@@ -165,14 +173,19 @@ fn r6_what_was_executed_before_the_peer_left_is_a_success() {
     assert_eq!(ids(&a), [(1, WcStatus::Success)]);
 }
 
-#[test]
-fn r6_a_dial_that_nobody_answers_is_retry_exceeded() {
-    let a = Side::new(Profile::Default);
+fn r6_a_dial_that_nobody_answers_is_retry_exceeded(on: SoftTransport) {
+    let a = Side::new(on, Profile::Default);
     let gone = a.qp();
     let (qa, attributes) = (a.qp(), attributes(&gone, true));
     drop(gone);
     let mut a = a;
     let from = a.region(4096, ALL);
+    if on == SoftTransport::Shm {
+        // Nobody listens under that name: there is no other way, and that is known at once.
+        let error = qa.connect(&attributes).unwrap_err();
+        assert!(matches!(error, QpError::NoPath { transport: "shm", .. }), "{error}");
+        return;
+    }
     qa.connect(&attributes).unwrap();
     post(&qa, 1, SendOp::Send { imm: None }, &[sge(&from, 0, 1)]);
     let deadline = Instant::now() + DEADLINE;
@@ -186,9 +199,8 @@ fn r6_a_dial_that_nobody_answers_is_retry_exceeded() {
     assert!(matches!(qa.connect(&attributes), Err(QpError::State { state: "ERR", .. })));
 }
 
-#[test]
-fn r5_destroying_a_queue_pair_leaves_its_completions_and_its_number_comes_back() {
-    let mut p = Pair::new(Profile::Default);
+fn r5_destroying_a_queue_pair_leaves_its_completions_and_its_number_comes_back(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
     let (from, to) = (p.a.region(1 << 20, ALL), p.b.region(1 << 20, ALL));
     let old = p.qa().qp_num();
     for i in 0..8 {
@@ -206,10 +218,9 @@ fn r5_destroying_a_queue_pair_leaves_its_completions_and_its_number_comes_back()
     assert_eq!(ids(&a[8..]), [(1, WcStatus::Success)]);
 }
 
-#[test]
-fn r7_destroy_and_error_with_work_in_flight_in_every_order() {
+fn r7_destroy_and_error_with_work_in_flight_in_every_order(on: SoftTransport) {
     for order in 0..6 {
-        let mut p = Pair::new(Profile::Default);
+        let mut p = Pair::new(on, Profile::Default);
         let (from, to) = (p.a.region(4 << 20, ALL), p.b.region(4 << 20, ALL));
         for i in 0..32 {
             post(p.qa(), i, write_to(&to, 0, None), &[sge(&from, 0, 4 << 20)]);
@@ -231,9 +242,8 @@ fn r7_destroy_and_error_with_work_in_flight_in_every_order() {
     }
 }
 
-#[test]
-fn r4_full_queues_refuse_with_the_index() {
-    let p = Pair::new(Profile::Tiny);
+fn r4_full_queues_refuse_with_the_index(on: SoftTransport) {
+    let p = Pair::new(on, Profile::Tiny);
     let from = p.a.region(4096, ALL);
     let mut chain = WrChain::default();
     for i in 0..17 {

@@ -10,7 +10,8 @@ use crate::provider::soft::rng::Rng;
 
 #[test]
 fn b1_strangers_at_a_listener_cost_the_peer_nothing() {
-    let (a, b) = (Side::new(Profile::Default), Side::new(Profile::Default));
+    let (a, b) =
+        (Side::new(SoftTransport::Tcp, Profile::Default), Side::new(SoftTransport::Tcp, Profile::Default));
     let (qa, qb) = (a.qp(), b.qp());
     let port = qb.address().soft_port;
     let knock = |bytes: &[u8]| {
@@ -87,7 +88,7 @@ fn b1_nonsense_on_a_connection_ends_it_without_a_panic() {
         }),
     ];
     for (what, bytes) in cases {
-        let side = Side::new(Profile::Default);
+        let side = Side::new(SoftTransport::Tcp, Profile::Default);
         let (qp, mut peer) = raw_peer(&side);
         let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
         peer.write_all(&hello.encode()).unwrap();
@@ -95,7 +96,7 @@ fn b1_nonsense_on_a_connection_ends_it_without_a_panic() {
         ends_in_error(side, &qp, what);
     }
     // And somebody else answers the dial.
-    let side = Side::new(Profile::Default);
+    let side = Side::new(SoftTransport::Tcp, Profile::Default);
     let (qp, mut peer) = raw_peer(&side);
     peer.write_all(&Preamble { target: qp.qp_num(), own: 78, key: 1 }.encode()).unwrap();
     ends_in_error(side, &qp, "an impostor");
@@ -106,7 +107,7 @@ fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
     let mut rng = Rng::new(11);
     for profile in [Profile::Default, Profile::Srd] {
         for round in 0..60 {
-            let mut side = Side::new(profile);
+            let mut side = Side::new(SoftTransport::Tcp, profile);
             let (qp, mut peer) = raw_peer(&side);
             peer.set_nonblocking(true).unwrap();
             let region = side.region(8192, ALL.union(AccessFlags::REMOTE_ATOMIC));
@@ -188,7 +189,7 @@ fn b1_random_frames_never_panic_and_never_write_outside_of_a_region() {
 
 #[test]
 fn r2_a_receive_that_a_refused_message_has_taken_completes_when_the_connection_dies_first() {
-    let mut side = Side::new(Profile::Default);
+    let mut side = Side::new(SoftTransport::Tcp, Profile::Default);
     let (qp, mut peer) = raw_peer(&side);
     let region = side.region(4096, ALL);
     let remote = region.remote();
@@ -214,7 +215,7 @@ fn r2_a_receive_that_a_refused_message_has_taken_completes_when_the_connection_d
 
 #[test]
 fn k5_a_queue_pair_that_is_dialled_answers_at_once() {
-    let mut side = Side::new(Profile::Default);
+    let mut side = Side::new(SoftTransport::Tcp, Profile::Default);
     let qp = side.qp();
     let remote = QpAddress { qp_num: 77, soft_key: 5, gid: qp.address().gid, ..QpAddress::default() };
     qp.connect(&QpConnect { remote, ..attributes(&qp, false) }).unwrap();
@@ -237,7 +238,7 @@ fn k5_a_queue_pair_that_is_dialled_answers_at_once() {
 /// Operands that come in pieces, in the middle of a frame: executed once, when all of them are here.
 #[test]
 fn r2_an_atomic_whose_operands_come_byte_by_byte_is_executed_once() {
-    let mut side = Side::new(Profile::Default);
+    let mut side = Side::new(SoftTransport::Tcp, Profile::Default);
     let (qp, mut peer) = raw_peer(&side);
     peer.set_nodelay(true).unwrap();
     let region = side.region(4096, ALL.union(AccessFlags::REMOTE_ATOMIC));
@@ -278,7 +279,7 @@ fn r2_an_atomic_whose_operands_come_byte_by_byte_is_executed_once() {
 /// Without order nobody keeps which numbers were used: a message that uses one again must not hurt.
 #[test]
 fn b1_a_number_that_is_used_twice_without_order_does_no_harm() {
-    let mut side = Side::new(Profile::Srd);
+    let mut side = Side::new(SoftTransport::Tcp, Profile::Srd);
     let (qp, mut peer) = raw_peer(&side);
     let region = side.region(4096, ALL);
     let remote = region.remote();

@@ -1,4 +1,23 @@
-//! Two queue pairs over loopback in one process, driven by polling.
+//! Two queue pairs in one process, driven by polling: over loopback, and over shared memory.
+
+/// Tests of the engine's contract, once over each transport: each is a function that is given one.
+macro_rules! over_both_transports {
+    ($($name:ident),* $(,)?) => { $(
+        mod $name {
+            use crate::device::SoftTransport;
+
+            #[test]
+            fn tcp() {
+                super::$name(SoftTransport::Tcp);
+            }
+
+            #[test]
+            fn shm() {
+                super::$name(SoftTransport::Shm);
+            }
+        }
+    )* };
+}
 
 mod atomics;
 mod data;
@@ -8,11 +27,12 @@ mod faults;
 mod hostile;
 mod profiles;
 mod shared;
+mod shm;
 mod unordered;
 
 use std::time::{Duration, Instant};
 
-use crate::device::{Profile, SoftConfig};
+use crate::device::{Profile, SoftConfig, SoftTransport};
 use crate::memory::{Exposed, Memory, Prefault, Region};
 use crate::provider::soft::SoftDevice;
 use crate::provider::{
@@ -34,12 +54,12 @@ struct Side {
 }
 
 impl Side {
-    fn new(profile: Profile) -> Self {
-        Self::of(&SoftConfig::new().profile(profile).seed(7))
+    fn new(on: SoftTransport, profile: Profile) -> Self {
+        Self::of(on, &SoftConfig::new().profile(profile).seed(7))
     }
 
-    fn of(config: &SoftConfig) -> Self {
-        let device = Device::Soft(SoftDevice::open(config).unwrap());
+    fn of(on: SoftTransport, config: &SoftConfig) -> Self {
+        let device = Device::Soft(SoftDevice::open(&config.clone().transport(on)).unwrap());
         let pd = device.alloc_pd().unwrap();
         let channel = device.create_channel().unwrap();
         let cq = channel.create_cq(device.capabilities().max_cqe.min(65_536)).unwrap();
@@ -56,7 +76,7 @@ impl Side {
     }
 
     fn region(&self, len: u64, access: AccessFlags) -> Region<Exposed> {
-        let memory = Memory::anonymous(len).prefault(Prefault::No).map().unwrap();
+        let memory = Memory::anonymous(len).prefault(Prefault::No).map_for(&self.pd).unwrap();
         Region::register(&self.pd, memory, access).unwrap()
     }
 
@@ -106,17 +126,17 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(profile: Profile) -> Self {
-        Self::with(profile, |_| {})
+    fn new(on: SoftTransport, profile: Profile) -> Self {
+        Self::with(on, profile, |_| {})
     }
 
-    fn with(profile: Profile, change: impl Fn(&mut QpConnect)) -> Self {
-        Self::join(Side::new(profile), Side::new(profile), change)
+    fn with(on: SoftTransport, profile: Profile, change: impl Fn(&mut QpConnect)) -> Self {
+        Self::join(Side::new(on, profile), Side::new(on, profile), change)
     }
 
     /// With configurations as `LANDFALL_SOFT` has them.
-    fn of(a: &str, b: &str) -> Self {
-        let side = |text: &str| Side::of(&text.parse().unwrap());
+    fn of(on: SoftTransport, a: &str, b: &str) -> Self {
+        let side = |text: &str| Side::of(on, &text.parse().unwrap());
         Self::join(side(a), side(b), |_| {})
     }
 
@@ -150,6 +170,16 @@ impl Pair {
                 self.b.seen
             );
         }
+    }
+
+    /// Both have heard of each other, so that what one of them posts goes out at once.
+    fn meet(&mut self) {
+        let region = self.a.region(8, ALL);
+        post(self.qb(), 0, read_from(&region, 0), &[]);
+        post(self.qa(), 0, read_from(&region, 0), &[]);
+        self.until("both to meet", |p| !p.a.seen.is_empty() && !p.b.seen.is_empty());
+        self.a.seen.clear();
+        self.b.seen.clear();
     }
 
     /// Polls until both sides have seen that many completions.

@@ -3,9 +3,16 @@
 use super::*;
 use crate::error::QpError;
 
+over_both_transports! {
+    b2_a_profile_that_rdma_cm_connects_refuses_a_connect_by_hand_and_names_the_fix,
+    r10_an_immediate_where_there_is_none_fails_at_the_post_with_its_index,
+    k1_on_siw_a_write_completes_before_the_peer_has_it_and_elsewhere_it_does_not,
+    r2_on_siw_completions_keep_their_order_behind_a_read,
+    r6_on_siw_a_refused_write_has_completed_and_what_follows_is_flushed,
+}
+
 /// Case 44: the refusal of a device in standard mode, and of an iWARP one.
-#[test]
-fn b2_a_profile_that_rdma_cm_connects_refuses_a_connect_by_hand_and_names_the_fix() {
+fn b2_a_profile_that_rdma_cm_connects_refuses_a_connect_by_hand_and_names_the_fix(on: SoftTransport) {
     for (profile, named) in [
         (
             Profile::ErdmaStandard,
@@ -13,7 +20,7 @@ fn b2_a_profile_that_rdma_cm_connects_refuses_a_connect_by_hand_and_names_the_fi
         ),
         (Profile::Siw, &["moving a queue pair to RTS", "iWARP", "RDMA_CM"]),
     ] {
-        let mut side = Side::new(profile);
+        let mut side = Side::new(on, profile);
         let (a, b) = (side.qp(), side.qp());
         recv(&a, 1, None);
         let error = a.connect(&attributes(&b, true)).unwrap_err();
@@ -30,9 +37,8 @@ fn b2_a_profile_that_rdma_cm_connects_refuses_a_connect_by_hand_and_names_the_fi
 }
 
 /// As siw's driver: -EINVAL, the first such request, nothing of it in the queue.
-#[test]
-fn r10_an_immediate_where_there_is_none_fails_at_the_post_with_its_index() {
-    let mut p = Pair::new(Profile::Siw);
+fn r10_an_immediate_where_there_is_none_fails_at_the_post_with_its_index(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Siw);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     let here = [sge(&from, 0, 64)];
     for bad in [write_to(&to, 64, Some(7)), SendOp::Send { imm: Some(7) }] {
@@ -50,10 +56,9 @@ fn r10_an_immediate_where_there_is_none_fails_at_the_post_with_its_index() {
 }
 
 /// The plainest reason for a confirmation by the peer (K1): the peer has not looked at its socket, and the WRITE is done.
-#[test]
-fn k1_on_siw_a_write_completes_before_the_peer_has_it_and_elsewhere_it_does_not() {
+fn k1_on_siw_a_write_completes_before_the_peer_has_it_and_elsewhere_it_does_not(on: SoftTransport) {
     for profile in Profile::ALL {
-        let mut p = Pair::new(profile);
+        let mut p = Pair::new(on, profile);
         let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
         fill(&from, 0, &[7; 64]);
         // Both have met.
@@ -78,9 +83,8 @@ fn k1_on_siw_a_write_completes_before_the_peer_has_it_and_elsewhere_it_does_not(
 }
 
 /// A READ is answered by the peer, so that it completes when it is; what was posted behind it completes after it.
-#[test]
-fn r2_on_siw_completions_keep_their_order_behind_a_read() {
-    let mut p = Pair::new(Profile::Siw);
+fn r2_on_siw_completions_keep_their_order_behind_a_read(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Siw);
     let (from, to) = (p.a.region(8192, ALL), p.b.region(8192, ALL));
     let data = pattern(4096, 3);
     fill(&to, 0, &data);
@@ -96,9 +100,8 @@ fn r2_on_siw_completions_keep_their_order_behind_a_read() {
 }
 
 /// The peer's refusal of a WRITE that has completed ends the queue pair; only what was not done yet is flushed.
-#[test]
-fn r6_on_siw_a_refused_write_has_completed_and_what_follows_is_flushed() {
-    let mut p = Pair::new(Profile::Siw);
+fn r6_on_siw_a_refused_write_has_completed_and_what_follows_is_flushed(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Siw);
     let from = p.a.region(4096, ALL);
     let to = p.b.region(4096, AccessFlags::LOCAL_WRITE);
     recv(p.qa(), 50, None);

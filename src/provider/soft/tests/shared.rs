@@ -5,11 +5,14 @@ use std::os::fd::AsRawFd;
 use super::*;
 use crate::provider::Armed;
 
+over_both_transports! {
+    r7_case_22_a_queue_goes_with_its_event_unread_and_the_other_of_its_channel_goes_on,
+}
+
 /// Row 22: two queues on one channel, dropped with an unread event and after a refused connect.
-#[test]
-fn r7_case_22_a_queue_goes_with_its_event_unread_and_the_other_of_its_channel_goes_on() {
+fn r7_case_22_a_queue_goes_with_its_event_unread_and_the_other_of_its_channel_goes_on(on: SoftTransport) {
     for profile in Profile::ALL {
-        let side = Side::new(profile);
+        let side = Side::new(on, profile);
         let (one, two) = (side.channel.create_cq(16).unwrap(), side.channel.create_cq(16).unwrap());
         let init = QpInit { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
         let qp = |cq: &Cq| side.pd.create_qp(cq, cq, init).unwrap();

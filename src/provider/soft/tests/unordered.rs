@@ -2,11 +2,17 @@
 
 use super::*;
 
-#[test]
-fn k3_a_message_is_whole_when_its_immediate_arrives_and_order_is_not_kept() {
+over_both_transports! {
+    k3_a_message_is_whole_when_its_immediate_arrives_and_order_is_not_kept,
+    k3_small_messages_overtake_too_and_a_lone_one_is_not_kept,
+    r6_a_refused_message_fails_alone_and_the_others_are_flushed,
+    r2_an_unsignalled_request_is_refused_where_all_must_be_signalled,
+}
+
+fn k3_a_message_is_whole_when_its_immediate_arrives_and_order_is_not_kept(on: SoftTransport) {
     const N: u64 = 1000;
     const LEN: u64 = 20_000;
-    let mut p = Pair::new(Profile::Srd);
+    let mut p = Pair::new(on, Profile::Srd);
     let (from, to) = (p.a.region(N * LEN, ALL), p.b.region(N * LEN, ALL));
     for i in 0..N {
         fill(&from, i * LEN, &pattern(LEN as usize, i));
@@ -39,9 +45,8 @@ fn k3_a_message_is_whole_when_its_immediate_arrives_and_order_is_not_kept() {
     p.quiet();
 }
 
-#[test]
-fn k3_small_messages_overtake_too_and_a_lone_one_is_not_kept() {
-    let mut p = Pair::new(Profile::Srd);
+fn k3_small_messages_overtake_too_and_a_lone_one_is_not_kept(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Srd);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     let mut overtaken = 0;
     for round in 0..50 {
@@ -60,9 +65,8 @@ fn k3_small_messages_overtake_too_and_a_lone_one_is_not_kept() {
     assert!(overtaken > 5, "{overtaken} of 50");
 }
 
-#[test]
-fn r6_a_refused_message_fails_alone_and_the_others_are_flushed() {
-    let mut p = Pair::new(Profile::Srd);
+fn r6_a_refused_message_fails_alone_and_the_others_are_flushed(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Srd);
     let (from, to) = (p.a.region(4096, ALL), p.b.region(4096, ALL));
     for i in 0..8 {
         let op = if i == 3 {
@@ -83,9 +87,8 @@ fn r6_a_refused_message_fails_alone_and_the_others_are_flushed() {
     }
 }
 
-#[test]
-fn r2_an_unsignalled_request_is_refused_where_all_must_be_signalled() {
-    let p = Pair::new(Profile::Srd);
+fn r2_an_unsignalled_request_is_refused_where_all_must_be_signalled(on: SoftTransport) {
+    let p = Pair::new(on, Profile::Srd);
     let mut chain = WrChain::default();
     chain.push(1, SendOp::Send { imm: None }, &[], false, false);
     assert_eq!(p.qa().post_send(&chain).unwrap_err().source.raw_os_error(), Some(libc::EINVAL));

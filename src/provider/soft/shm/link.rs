@@ -1,0 +1,357 @@
+//! A connection over shared memory, as one side has it: the rings, the socket beside them, and whose memory is known to whom.
+//!
+//! The socket says that the peer is there: it ends with the peer's process, however that ends. It wakes who sleeps, by one byte.
+//! (An eventfd would do that a little faster. But it comes from the peer, who shares its flags and can fill it, so that a
+//! write to it may block for ever; a message of a socket never does.) And it carries the descriptors of memory.
+//!
+//! Descriptors go out before the first reference to them is in the ring, and a socket within one host delivers at once. So a
+//! reference to memory that is not known is looked up in the socket, and after that it is nonsense.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use socket2::Socket;
+
+use super::super::mr::{MemRange, MemfdOf};
+use super::super::sys::SendVecs;
+use super::super::tuning::{LENT_BY_PEER, WORDS_A_TURN};
+use super::copy::{CopyHint, copy_from};
+use super::cross::{CrossError, CrossReader};
+use super::map::SharedMap;
+use super::peer_map::{PeerMap, PeerMapError};
+use super::reference::{NO_MEMFD, Reference};
+use super::rights;
+use super::ring::{MAP_BYTES, Rings, Side};
+use super::words::{Hello, MAX_WORD, Probe, TOKEN, Verdict, Word};
+use crate::provider::soft::frame::Preamble;
+use crate::random::random;
+
+/// An established connection.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct ShmLink {
+    rings: Arc<Rings>,
+    socket: Socket,
+    side: Side,
+    /// What the peer is to find where our probe says.
+    token: Box<[u8; TOKEN]>,
+    /// Memfds that the peer has been sent.
+    lent: HashSet<u64>,
+    /// Those of the peer. `None` for one that could not be mapped.
+    known: HashMap<u64, Option<Arc<PeerMap>>>,
+    /// For memory of the peer that it has not lent, from its first use on.
+    cross: Option<CrossReader>,
+    /// Whether the peer can read ours, once it has said so.
+    reads_us: Option<Verdict>,
+    /// Whether we could read the peer's.
+    we_read: bool,
+    ended: bool,
+    /// The socket may have more to say than one turn takes.
+    unread: bool,
+}
+
+/// Why a reference cannot be copied.
+#[derive(Debug)]
+pub(in crate::provider::soft) enum NoCopy {
+    /// No peer of ours refers to that.
+    Nonsense,
+    /// For a reason of this side.
+    Unable,
+    /// The peer is not there any more.
+    Gone,
+}
+
+impl ShmLink {
+    /// Knocks at the door of that name with rings of our own making.
+    pub(super) fn dial(socket: Socket, preamble: Preamble) -> io::Result<Self> {
+        let (map, fd) = SharedMap::create(MAP_BYTES)?;
+        let this = Self::new(socket, map, Side::Dialling)?;
+        let hello = Hello { preamble, probe: this.probe() };
+        rights::send(this.socket.as_fd(), &hello.encode(), Some(fd.as_fd()))?;
+        Ok(this)
+    }
+
+    /// Lets in who has said `hello`, with rings of its making.
+    pub(super) fn accept(socket: Socket, map: SharedMap, hello: &Hello) -> io::Result<Self> {
+        let mut this = Self::new(socket, map, Side::Listening)?;
+        this.answer_probe(&hello.probe);
+        Ok(this)
+    }
+
+    fn new(socket: Socket, map: SharedMap, side: Side) -> io::Result<Self> {
+        let mut token = Box::new([0; TOKEN]);
+        random(&mut token[..])?;
+        Ok(Self {
+            rings: Arc::new(Rings::new(map, side)),
+            socket,
+            side,
+            token,
+            lent: HashSet::new(),
+            known: HashMap::new(),
+            cross: None,
+            reads_us: None,
+            we_read: false,
+            ended: false,
+            unread: true,
+        })
+    }
+
+    pub(in crate::provider::soft) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(in crate::provider::soft) fn rings(&self) -> &Arc<Rings> {
+        &self.rings
+    }
+
+    fn probe(&self) -> Probe {
+        Probe { at: self.token.as_ptr().expose_provenance() as u64, token: *self.token }
+    }
+
+    /// Tries to read what the peer has put where it says, and tells the peer.
+    fn answer_probe(&mut self, probe: &Probe) {
+        let read = CrossReader::open(self.fd()).and_then(|reader| reader.probe(probe.at, &probe.token));
+        let verdict = match &read {
+            Ok(()) => Verdict::Yes,
+            Err(CrossError::NotVisible) => Verdict::NotVisible,
+            Err(CrossError::NotPermitted { .. }) => Verdict::NotPermitted,
+            Err(_) => Verdict::Failed,
+        };
+        if let Err(e) = read {
+            tracing::debug!(error = %e, "memory that the peer has not lent cannot be read from here");
+        }
+        self.we_read = verdict == Verdict::Yes;
+        // Unheard, it means that we cannot read.
+        self.say(&Word::Reads { verdict, probe: self.probe() });
+    }
+
+    /// False when the peer has not been told.
+    fn say(&self, word: &Word) -> bool {
+        self.say_with(word, None)
+    }
+
+    fn say_with(&self, word: &Word, fd: Option<BorrowedFd<'_>>) -> bool {
+        let (bytes, len) = word.encode();
+        rights::send(self.socket.as_fd(), &bytes[..len], fd).is_ok()
+    }
+
+    /// One that finds no room is not needed: there are messages before it that the peer has not taken.
+    fn wake_peer(&self) {
+        self.say(&Word::Wake);
+    }
+
+    /// Takes what the socket has to say, up to a bound. An error is for nonsense.
+    pub(in crate::provider::soft) fn attend(&mut self) -> io::Result<()> {
+        self.unread = true;
+        for _ in 0..WORDS_A_TURN {
+            let mut bytes = [0; MAX_WORD];
+            match rights::recv(self.socket.as_fd(), &mut bytes) {
+                Ok(message) if message.len > 0 => {
+                    let word = Word::decode(&bytes[..message.len]).ok_or(io::ErrorKind::InvalidData)?;
+                    match (word, message.fd) {
+                        (Word::Wake, None) => {}
+                        (Word::Lend { name, bytes }, fd) => {
+                            if name == NO_MEMFD
+                                || self.known.contains_key(&name)
+                                || self.known.len() >= LENT_BY_PEER
+                            {
+                                return Err(io::ErrorKind::InvalidData.into());
+                            }
+                            let map = match fd.map(|fd| PeerMap::map(fd, bytes)) {
+                                Some(Ok(map)) => Some(map),
+                                Some(Err(e @ PeerMapError::Os { .. })) => {
+                                    tracing::warn!(error = %e, "memory that a peer lends cannot be mapped");
+                                    None
+                                }
+                                Some(Err(e)) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
+                                None => {
+                                    tracing::warn!("no descriptor is left for memory that a peer lends");
+                                    None
+                                }
+                            };
+                            self.known.insert(name, map);
+                        }
+                        (Word::Forget { name }, None) => {
+                            self.known.remove(&name);
+                        }
+                        (Word::Reads { verdict, probe }, None) => {
+                            let first = self.reads_us.replace(verdict).is_none();
+                            if first && self.side == Side::Dialling {
+                                self.answer_probe(&probe);
+                            }
+                        }
+                        _ => return Err(io::ErrorKind::InvalidData.into()),
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    self.unread = false;
+                    return Ok(());
+                }
+                // A reset is told before what was sent ahead of it, and once.
+                Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::ConnectionReset) => {
+                }
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(e),
+                _ => {
+                    (self.ended, self.unread) = (true, false);
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// [`attend`](Self::attend) has not taken everything.
+    pub(in crate::provider::soft) fn is_unread(&self) -> bool {
+        self.unread
+    }
+
+    /// The peer is not there any more, by its own word or by the end of its socket.
+    pub(in crate::provider::soft) fn has_ended(&self) -> bool {
+        self.ended || self.rings.peer_closed()
+    }
+
+    /// Puts as much of a frame into the ring as there is room for.
+    pub(in crate::provider::soft) fn send(&self, vecs: &SendVecs<'_>) -> io::Result<usize> {
+        if self.has_ended() || self.rings.is_closed() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        // SAFETY: the elements of the list are readable as long as it lives.
+        let (n, wake) = unsafe { self.rings.put(vecs.pieces())? };
+        if wake {
+            self.wake_peer();
+        }
+        Ok(n)
+    }
+
+    /// Takes bytes out of the ring. 0 at the end of the connection, when everything from before it was taken.
+    pub(in crate::provider::soft) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+        match self.rings.take(into) {
+            // The end is said after the last bytes, so that those are there once it is seen.
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.has_ended() => {
+                match self.rings.take(into) {
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(0),
+                    other => other,
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// All that was received but the last `kept` bytes is done with.
+    pub(in crate::provider::soft) fn done_but(&self, kept: usize) {
+        if self.rings.free_all_but(kept) {
+            self.wake_peer();
+        }
+    }
+
+    /// Whether what was copied until now is what the peer meant, and may be executed.
+    pub(in crate::provider::soft) fn is_sound(&self) -> bool {
+        self.rings.is_sound()
+    }
+
+    /// Makes sure that the peer has been lent the memfd. False when it cannot be now.
+    pub(in crate::provider::soft) fn lend(&mut self, memfd: &MemfdOf<'_>) -> bool {
+        if self.lent.contains(&memfd.id) {
+            return true;
+        }
+        // The peer would take one more for nonsense.
+        if self.lent.len() >= LENT_BY_PEER {
+            return false;
+        }
+        let said = self.say_with(&Word::Lend { name: memfd.id, bytes: memfd.len }, Some(memfd.fd));
+        if said {
+            self.lent.insert(memfd.id);
+        }
+        said
+    }
+
+    /// Takes back those that are lent and not in `live`: nothing refers to them any more.
+    pub(in crate::provider::soft) fn take_back(&mut self, live: impl Fn(u64) -> bool) {
+        let socket = &self.socket;
+        self.lent.retain(|&name| {
+            let (bytes, len) = Word::Forget { name }.encode();
+            // One that cannot be said now is said next time.
+            live(name) || rights::send(socket.as_fd(), &bytes[..len], None).is_err()
+        });
+    }
+
+    /// Something is lent.
+    pub(in crate::provider::soft) fn has_lent(&self) -> bool {
+        !self.lent.is_empty()
+    }
+
+    /// Memfds of the peer that are known.
+    #[cfg(test)]
+    pub(super) fn known_memfds(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether the peer reads memory of ours that is not lent.
+    pub(in crate::provider::soft) fn reads_us(&self) -> bool {
+        self.reads_us == Some(Verdict::Yes)
+    }
+
+    /// Why it does not. `None` when it does, or has not said.
+    pub(in crate::provider::soft) fn why_not_read(&self) -> Option<&'static str> {
+        self.reads_us.and_then(Verdict::why_not)
+    }
+
+    /// Finds the memory that `reference` is in, so that [`copy`](Self::copy) can be called.
+    pub(in crate::provider::soft) fn find(&mut self, reference: &Reference) -> Result<(), NoCopy> {
+        if reference.memfd == NO_MEMFD {
+            if !self.we_read {
+                return Err(NoCopy::Nonsense);
+            }
+            if self.cross.is_none() {
+                self.cross = Some(CrossReader::open(self.fd()).map_err(no_copy)?);
+            }
+            return Ok(());
+        }
+        if !self.known.contains_key(&reference.memfd) {
+            self.attend().map_err(|_| NoCopy::Nonsense)?;
+        }
+        match self.known.get(&reference.memfd) {
+            Some(Some(_)) => Ok(()),
+            Some(None) => Err(NoCopy::Unable),
+            None if self.ended => Err(NoCopy::Gone),
+            None => Err(NoCopy::Nonsense),
+        }
+    }
+
+    /// Fills `target` from `reference`, from `skip` bytes into it on. It has been found.
+    pub(in crate::provider::soft) fn copy(
+        &self,
+        reference: &Reference,
+        skip: u64,
+        target: MemRange<'_>,
+        hint: CopyHint,
+    ) -> Result<(), NoCopy> {
+        let at = reference.offset.checked_add(skip).ok_or(NoCopy::Nonsense)?;
+        match (self.known.get(&reference.memfd), &self.cross) {
+            (Some(Some(map)), _) => copy_from(map, at, target, hint).ok_or(NoCopy::Nonsense),
+            (_, Some(reader)) if reference.memfd == NO_MEMFD => {
+                reader.read(&[(at, target.len() as u64)], target).map_err(no_copy)
+            }
+            _ => Err(NoCopy::Nonsense),
+        }
+    }
+}
+
+fn no_copy(e: CrossError) -> NoCopy {
+    match e {
+        CrossError::Gone => NoCopy::Gone,
+        CrossError::Fault { .. } | CrossError::NotThePeer => NoCopy::Nonsense,
+        CrossError::NotVisible | CrossError::NotPermitted { .. } | CrossError::Os { .. } => {
+            tracing::warn!(error = %e, "memory of a peer could be read and cannot be any more");
+            NoCopy::Unable
+        }
+    }
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        // Before the socket closes, and before anybody is told that its sources are free.
+        self.rings.close();
+    }
+}

@@ -1,0 +1,99 @@
+//! The receiver's side: frames out of the ring, and payload from where it is to where it belongs.
+//!
+//! A copy is made in pieces of the size of a segment at most, so that a turn of progress ends in time (R9). After each piece the
+//! peer is looked at: when it has ended by then, the bytes may be of another use of its memory, and nothing more is executed.
+
+use std::io;
+
+use super::super::frame::{Desc, Nak, Opcode};
+use super::super::link::{Link, Stream};
+use super::super::qp::QpInner;
+use super::super::rx::{Stop, memory_of};
+use super::super::sq::Cause;
+use super::super::tuning::SEGMENT_BYTES;
+use super::copy::CopyHint;
+use super::link::NoCopy;
+use super::reference::{REFERENCE, decode_all};
+use crate::provider::WcStatus;
+
+impl QpInner {
+    /// Copies a piece of the payload that is referred to, or reads the ring, up to `limit` bytes. How many that were; 0 at the end.
+    pub(in crate::provider::soft) fn read_shared(&mut self, limit: usize) -> io::Result<Result<usize, Stop>> {
+        if !self.rx.references.is_empty() {
+            return Ok(self.copy_some(limit));
+        }
+        let Link::Up(Stream::Shm(link)) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
+        let rx = &mut self.rx;
+        let room = (rx.stage.len() - rx.end).min(limit);
+        let n = link.recv(&mut rx.stage[rx.end..][..room])?;
+        rx.end += n;
+        Ok(Ok(n))
+    }
+
+    /// Takes the references of a descriptor, once all of them are here. Their payload is copied by the next reads.
+    pub(in crate::provider::soft) fn take_references(&mut self, desc: &Desc, n: usize) -> Result<(), Stop> {
+        let rx = &mut self.rx;
+        if !rx.references.is_empty() {
+            return Ok(());
+        }
+        let Some(bytes) = rx.stage[rx.start..rx.end].get(..n * REFERENCE) else { return Ok(()) };
+        decode_all(bytes, desc.len, &mut rx.references).ok_or(Stop::Nonsense)?;
+        rx.start += n * REFERENCE;
+        Ok(())
+    }
+
+    fn copy_some(&mut self, limit: usize) -> Result<usize, Stop> {
+        let Link::Up(Stream::Shm(link)) = &mut self.link else { return Err(Stop::Nonsense) };
+        let rx = &mut self.rx;
+        let (desc, skip) = (rx.descs[rx.at], rx.copied);
+        let Some(reference) = rx.references.front().copied() else { return Err(Stop::Nonsense) };
+        let take = (reference.len - skip).min(limit.min(SEGMENT_BYTES) as u32);
+        let mut copied = link.find(&reference);
+        let guard = self.device.mrs.read();
+        let hint = CopyHint::part_of(desc.total.into());
+        let mut at = u64::from(skip);
+        memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
+            let next = at + range.len() as u64;
+            if copied.is_ok() {
+                copied = link.copy(&reference, at, range, hint);
+            }
+            at = next;
+        })?;
+        drop(guard);
+        match copied {
+            Ok(()) => {}
+            Err(NoCopy::Nonsense) => return Err(Stop::Nonsense),
+            Err(NoCopy::Unable) => return Err(unable(&desc)),
+            Err(NoCopy::Gone) => {
+                self.connection_lost();
+                return Ok(take as usize);
+            }
+        }
+        #[cfg(test)]
+        super::raw::copied();
+        rx.copied += take;
+        if rx.copied == reference.len {
+            rx.references.pop_front();
+            rx.copied = 0;
+        }
+        if rx.references.is_empty() {
+            // Before anybody hears of it: whoever does may take the source away.
+            link.done_but(rx.staged().len());
+        }
+        if link.is_sound() {
+            self.arrived(take)?;
+        } else {
+            self.connection_lost();
+        }
+        Ok(take as usize)
+    }
+}
+
+/// The payload cannot be copied, for a reason of ours.
+fn unable(desc: &Desc) -> Stop {
+    if desc.opcode == Opcode::ReadResponse {
+        let status = WcStatus::LocalQpOperation;
+        return Stop::Failed(Cause { msn: Some(desc.msn), status, vendor_err: 0 });
+    }
+    Stop::refuse(desc, Nak::Operation)
+}
