@@ -7,7 +7,7 @@
 use std::fmt;
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use super::completion::Completion;
 use super::gate::Gate;
 use super::poll::{Found, Polled, poll_and_arm};
 use super::qp_core::{QpCore, settle};
-use super::state::{Effects, Ring};
+use super::state::{Effects, HalfId, Ring};
 use crate::clock::later;
 use crate::device::Device;
 use crate::error::{DeviceError, OpError};
@@ -31,9 +31,13 @@ pub(crate) type Fx = Effects<Arc<QpCore>, AnySlice>;
 const BATCH: usize = 64;
 /// Batches of one slice; then the driver yields (R9).
 const BATCHES: usize = 4;
+/// Looks at the queue between two looks at the clock.
+const LOOKS: usize = 8;
 
 pub(crate) struct CqCore {
     pub(crate) ring: Mutex<Ring<Arc<QpCore>, AnySlice>>,
+    /// How often a half was released. Changes under the lock of `ring`.
+    releases: AtomicU64,
     poller: Mutex<Poller>,
     /// Queue pairs that are closing, and when they are destroyed at the latest.
     closing: Mutex<Vec<(Instant, Arc<QpCore>)>>,
@@ -60,6 +64,8 @@ impl fmt::Debug for CqCore {
 struct Poller {
     cqes: Box<[Cqe]>,
     fx: Fx,
+    /// Of `releases`: those before the last poll that found nothing.
+    settled: u64,
 }
 
 impl CqCore {
@@ -70,9 +76,11 @@ impl CqCore {
         let cq = channel.create_cq(capacity)?;
         let this = Arc::new(Self {
             ring: Mutex::new(Ring::new(capacity)),
+            releases: AtomicU64::new(0),
             poller: Mutex::new(Poller {
                 cqes: vec![Cqe::default(); BATCH].into_boxed_slice(),
                 fx: Fx::default(),
+                settled: 0,
             }),
             closing: Mutex::new(Vec::new()),
             has_closing: AtomicBool::new(false),
@@ -135,6 +143,13 @@ impl CqCore {
         drop(gone);
     }
 
+    /// Ends a half, see [`Ring::release`].
+    pub(super) fn release(&self, half: HalfId, linger: bool) -> Option<Arc<QpCore>> {
+        let mut ring = self.ring.lock();
+        self.releases.fetch_add(1, Ordering::Release);
+        ring.release(half, linger)
+    }
+
     fn kill_overdue(&self, now: Instant) {
         if !self.has_closing.load(Ordering::Acquire) {
             return;
@@ -161,7 +176,13 @@ impl CqCore {
 
     /// One bounded slice by whoever holds the poller. With `arm`, `Idle` means: armed, and empty after that.
     fn slice(&self, mut poller: MutexGuard<'_, Poller>, arm: bool) -> Step {
-        let polled = poll_and_arm(&mut Polling { core: self, poller: &mut poller }, BATCHES, arm);
+        let mut polling = Polling { core: self, poller: &mut poller, releases: 0 };
+        let polled = poll_and_arm(&mut polling, BATCHES, arm);
+        if let Ok(step) = polled
+            && poller.fx.is_empty()
+        {
+            return step;
+        }
         let mut fx = std::mem::take(&mut poller.fx);
         drop(poller);
         let step = match polled {
@@ -210,7 +231,7 @@ impl CqCore {
     /// that a poster holds. Does nothing when somebody else is polling.
     pub(super) fn absorb_now(&self) {
         let Some(mut poller) = self.poller.try_lock() else { return };
-        let Poller { cqes, fx } = &mut *poller;
+        let Poller { cqes, fx, .. } = &mut *poller;
         for _ in 0..BATCHES {
             match self.cq.poll(cqes) {
                 Ok(n) if n > 0 => {
@@ -239,29 +260,31 @@ impl CqCore {
         self.close(false);
     }
 
-    /// Polls for as long as the spin budget lasts, until `done`. Then sleeping is for the driver, armed.
-    pub(super) fn spin_until(&self, mut done: impl FnMut() -> bool) -> bool {
-        if self.spin.is_zero() {
-            return false;
+    /// Polls for as long as the spin budget lasts, until `done`. Then sleeping is for the driver, armed. Without a pause in
+    /// between: a look at the queue takes longer than that.
+    pub(super) fn spin_until(&self, mut done: impl FnMut() -> bool) {
+        if self.spin.is_zero() || done() {
+            return;
         }
-        let until = later(Instant::now(), self.spin);
+        let mut until = None;
         loop {
-            if let Some(poller) = self.poller.try_lock() {
-                self.slice(poller, false);
+            // The clock is read now and then: it costs as much as a look at the queue.
+            for _ in 0..LOOKS {
+                if let Some(poller) = self.poller.try_lock() {
+                    self.slice(poller, false);
+                }
+                if done() {
+                    return self.rearm();
+                }
             }
-            if done() {
-                self.rearm();
-                return true;
-            }
-            if Instant::now() >= until {
+            let now = Instant::now();
+            if now >= *until.get_or_insert_with(|| later(now, self.spin)) {
                 break;
             }
-            std::hint::spin_loop();
         }
         if self.drive(Instant::now()) != Step::Idle {
             self.nudge();
         }
-        done()
     }
 
     /// After polling without arming: the driver may sleep, and rely on an arm that was used up. (What uses up a
@@ -290,10 +313,8 @@ impl CqCore {
 
     pub(crate) fn poll_next(&self, cx: &mut Context<'_>) -> Poll<Option<Completion>> {
         let coop = std::task::ready!(tokio::task::coop::poll_proceed(cx));
+        self.spin_until(|| self.ring.lock().has_ready());
         let mut next = self.try_next();
-        if next.is_none() && self.spin_until(|| self.ring.lock().has_ready()) {
-            next = self.try_next();
-        }
         if next.is_none() {
             let mut ring = self.ring.lock();
             if !ring.has_ready() {
@@ -320,10 +341,13 @@ impl CqCore {
 struct Polling<'a> {
     core: &'a CqCore,
     poller: &'a mut Poller,
+    /// How often a half had been released before the last poll.
+    releases: u64,
 }
 
 impl Polled for Polling<'_> {
     fn poll(&mut self) -> io::Result<Found> {
+        self.releases = self.core.releases.load(Ordering::Acquire);
         let n = self.core.cq.poll(&mut self.poller.cqes)?;
         if n == 0 {
             return Ok(Found::Nothing);
@@ -332,8 +356,17 @@ impl Polled for Polling<'_> {
         Ok(if n < BATCH { Found::Some } else { Found::Full })
     }
 
+    /// Stale completions are gone, of halves that had been released before: one that was released during the poll may
+    /// have left some behind it.
     fn was_empty(&mut self) {
-        self.core.ring.lock().polled_empty();
+        if self.poller.settled == self.releases {
+            return;
+        }
+        let mut ring = self.core.ring.lock();
+        if self.core.releases.load(Ordering::Relaxed) == self.releases {
+            ring.polled_empty();
+            self.poller.settled = self.releases;
+        }
     }
 
     fn arm(&mut self) -> io::Result<Armed> {

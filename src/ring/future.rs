@@ -70,12 +70,10 @@ fn poll_slot(
     key: Key,
     cx: &mut Context<'_>,
 ) -> Poll<(Result<Completed, OpError>, Option<AnySlice>)> {
+    // No waker while it spins: whoever takes the completion would wake this task, which is awake, by a system call.
+    cq.spin_until(|| cq.ring.lock().is_done(key));
     let mut fx = Fx::default();
-    let poll = |fx: &mut Fx| cq.ring.lock().poll_op(key, cx.waker(), fx);
-    let mut out = poll(&mut fx);
-    if out.is_none() && cq.spin_until(|| cq.ring.lock().is_done(key)) {
-        out = poll(&mut fx);
-    }
+    let out = cq.ring.lock().poll_op(key, cx.waker(), &mut fx);
     fx.fire();
     out.map_or(Poll::Pending, Poll::Ready)
 }

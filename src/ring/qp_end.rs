@@ -216,7 +216,7 @@ impl QpCore {
 
     fn release(&self, linger: bool) {
         for side in [&self.send, &self.recv] {
-            let released = side.cq.ring.lock().release(side.half, linger);
+            let released = side.cq.release(side.half, linger);
             side.cq.forget_closing(self);
             drop(released);
         }

@@ -23,7 +23,9 @@ async fn r4_a_thousand_operations_wait_for_room_in_a_queue_of_sixteen(on: On) {
         assert_eq!(write.await.0.unwrap().bytes, 64);
     }
     let stats = pair.a.cq.stats();
-    assert_eq!((stats.completions, stats.stale, stats.peak_outstanding), (1000, 0, 16));
+    assert_eq!((stats.completions, stats.stale), (1000, 0));
+    // Where another thread takes completions meanwhile, and they come at once, fewer may be outstanding.
+    assert!((1..=16).contains(&stats.peak_outstanding), "{stats:?}");
 }
 
 async fn r4_push_wait_waits_for_room_and_push_says_full(on: On) {

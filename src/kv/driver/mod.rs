@@ -349,7 +349,6 @@ impl KvDriver {
                 if now >= end {
                     break;
                 }
-                std::hint::spin_loop();
             }
         }
         match self.locked(|inner, after| ready(inner, after, Some(cx.waker()))) {
