@@ -78,7 +78,7 @@ impl ShmDoor {
             match self.listener.accept() {
                 Ok((socket, _)) => {
                     if socket.set_nonblocking(true).is_err()
-                        || epoll.add_socket(socket.as_fd(), token).is_err()
+                        || epoll.add_incoming(socket.as_fd(), token).is_err()
                     {
                         continue;
                     }

@@ -146,6 +146,15 @@ pub(super) fn copied() {
     }
 }
 
+/// Wake-ups that a queue pair has sent to its peer.
+pub(in crate::provider::soft) fn wakes(qp: &Qp) -> u64 {
+    match qp {
+        Qp::Soft(qp) => qp.inspect(|qp| qp.link.shm().map_or(0, |link| link.wakes())),
+        #[cfg(feature = "verbs")]
+        Qp::Verbs(_) => 0,
+    }
+}
+
 /// Memfds of its peer that a queue pair keeps.
 pub(in crate::provider::soft) fn lent_to_us(qp: &Qp) -> usize {
     match qp {

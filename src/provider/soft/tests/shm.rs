@@ -14,7 +14,7 @@ use crate::error::QpError;
 use crate::provider::QpAddress;
 use crate::provider::soft::frame::{Desc, Header, Opcode, Preamble};
 use crate::provider::soft::rng::Rng;
-use crate::provider::soft::shm::raw::{RawPeer, after_next_copy, lent_to_us};
+use crate::provider::soft::shm::raw::{RawPeer, after_next_copy, lent_to_us, wakes};
 
 fn name(local: u64) -> SockAddr {
     SockAddr::unix(Path::new(OsStr::from_bytes(format!("\0landfall-{local:016x}").as_bytes()))).unwrap()
@@ -515,4 +515,27 @@ fn k5_a_peer_that_is_gone_without_a_word_is_noticed() {
     until(&mut side, "the end", |_| qp.state() == QpState::Err);
     assert_eq!(ids(&side.take()), [(1, WcStatus::Success), (2, WcStatus::Flushed)]);
     assert_eq!(contents(&to, 0, 4096), [6; 4096]);
+}
+
+/// Polling sides tell each other nothing: not for bytes, not for room.
+#[test]
+fn r8_sides_that_poll_send_no_wake_ups() {
+    const LEN: u64 = 1 << 20;
+    let mut p = Pair::new(SoftTransport::Shm, Profile::Default);
+    let (ra, rb) = (p.a.region(LEN, ALL), p.b.region(LEN, ALL));
+    p.meet();
+    let before = (wakes(p.qa()), wakes(p.qb()));
+    for i in 0..50 {
+        // Some fill the ring.
+        for at in 0..64 {
+            post(p.qa(), at, write_to(&rb, at * 16_000, None), &[sge(&ra, at * 16_000, 1 + at * 16)]);
+        }
+        recv(p.qb(), 0, None);
+        post(p.qa(), i, write_to(&rb, 0, Some(1)), &[sge(&ra, 0, 64)]);
+        p.wait(65, 1);
+        recv(p.qa(), 0, None);
+        post(p.qb(), i, SendOp::Send { imm: None }, &[]);
+        p.wait(1, 1);
+    }
+    assert_eq!((wakes(p.qa()), wakes(p.qb())), before);
 }
