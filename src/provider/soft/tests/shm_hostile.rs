@@ -33,9 +33,9 @@ fn raw_peer(side: &Side) -> (Qp, RawPeer) {
     (qp, peer)
 }
 
-fn frame(descs: &[Desc], payload: &[u8]) -> Vec<u8> {
+fn frame(descs: &[Desc], payload: &[u8], ack: u32) -> Vec<u8> {
     let total = descs.iter().map(|d| d.len).sum();
-    let header = Header { descs: descs.len() as u16, ack: 0, payload: total };
+    let header = Header { descs: descs.len() as u16, ack, payload: total };
     let mut out = header.encode().to_vec();
     descs.iter().for_each(|d| out.extend_from_slice(&d.encode()));
     out.extend_from_slice(payload);
@@ -57,7 +57,7 @@ fn referring(to: &Region<Exposed>, msn: u32, imm: Option<u32>, references: &[(u6
         payload.extend(len.to_le_bytes());
         payload.extend([0; 4]);
     }
-    frame(&[desc], &payload)
+    frame(&[desc], &payload, 0)
 }
 
 fn until(side: &mut Side, what: &str, mut done: impl FnMut(&mut Side) -> bool) {
@@ -144,6 +144,9 @@ fn b1_nonsense_in_shared_memory_is_a_bad_response_and_never_a_panic() {
             p.lend(9, 4096);
         }),
         ("the name of no memory", |p| drop(p.lend(0, 4096))),
+        ("more than a connection may be lent", |p| {
+            (1..=5).for_each(|name| p.lend_fd(name, 1 << 40, RawPeer::memfd(1 << 40, true).as_fd()));
+        }),
         ("a verdict that does not exist", |p| p.say(&[4; 26])),
         ("payload that no descriptor has", |p| {
             p.put(&Header { descs: 0, ack: 0, payload: 3 }.encode());
@@ -206,6 +209,47 @@ fn r1_what_was_copied_from_a_peer_that_ended_meanwhile_is_not_executed() {
     until(&mut side, "the end", |_| qp.state() == QpState::Err);
     drop(ended.take().expect("there was a copy"));
     assert_eq!(ids(&side.take()), [(1, WcStatus::Flushed)]);
+}
+
+/// R6: what the peer had executed before it ended is a success, also behind payload of its own that nobody has copied.
+#[test]
+fn r6_answers_behind_what_was_not_copied_still_count() {
+    for (profile, answer) in
+        [(Profile::Default, frame(&[], &[], 1)), (Profile::Srd, frame(&[Desc::new(Opcode::Ack, 0)], &[], 0))]
+    {
+        for meanwhile in [true, false] {
+            let mut side = Side::new(SoftTransport::Shm, profile);
+            let (qp, peer) = raw_peer(&side);
+            let to = side.region(8192, ALL);
+            let _memory = peer.lend(9, 65_536);
+            recv(&qp, 1, None);
+            side.poll();
+            post(&qp, 5, SendOp::Send { imm: None }, &[]);
+            side.poll();
+            peer.put(&referring(&to, 0, Some(3), &[(9, 0, 4096)]));
+            // A part of it in the next turn: payload of other messages, small and large.
+            let mut small = Desc { total: 900, len: 900, ..Desc::new(Opcode::Write, 1) };
+            (small.addr, small.rkey) = (to.remote().addr, to.remote().rkey);
+            peer.put(&frame(&[small, small, small], &[7; 2700], 0));
+            (1..20).for_each(|msn| peer.put(&referring(&to, msn, None, &[(9, 0, 2048), (9, 0, 2048)])));
+            peer.put(&answer);
+            let peer = if meanwhile {
+                let given = after_next_copy(move || {
+                    peer.close();
+                    peer
+                });
+                side.poll();
+                given.take().expect("there was a copy")
+            } else {
+                peer.close();
+                peer
+            };
+            until(&mut side, "the end", |s| s.seen.len() == 2);
+            assert_eq!(ids(&side.take()), [(5, WcStatus::Success), (1, WcStatus::Flushed)], "{profile}");
+            assert_eq!(contents(&to, 0, 900), [0; 900], "{profile}: small payload behind it");
+            drop(peer);
+        }
+    }
 }
 
 /// The peer says that it cannot read this process: what it cannot get is refused at the post, with the reason, or travels.
