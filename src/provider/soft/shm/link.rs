@@ -49,6 +49,9 @@ pub(in crate::provider::soft) struct ShmLink {
     ended: bool,
     /// The socket may have more to say than one turn takes.
     unread: bool,
+    /// Wake-ups that the peer has been sent.
+    #[cfg(test)]
+    wakes: std::cell::Cell<u64>,
 }
 
 /// Why a reference cannot be copied.
@@ -94,6 +97,8 @@ impl ShmLink {
             we_read: false,
             ended: false,
             unread: true,
+            #[cfg(test)]
+            wakes: Default::default(),
         })
     }
 
@@ -138,6 +143,8 @@ impl ShmLink {
 
     /// One that finds no room is not needed: there are messages before it that the peer has not taken.
     fn wake_peer(&self) {
+        #[cfg(test)]
+        self.wakes.set(self.wakes.get() + 1);
         self.say(&Word::Wake);
     }
 
@@ -279,6 +286,11 @@ impl ShmLink {
     /// Something is lent.
     pub(in crate::provider::soft) fn has_lent(&self) -> bool {
         !self.lent.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(super) fn wakes(&self) -> u64 {
+        self.wakes.get()
     }
 
     /// Memfds of the peer that are known.

@@ -30,11 +30,18 @@ mod rights;
 mod ring;
 mod words;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+#[cfg(test)]
+pub(super) mod inspect;
 #[cfg(all(test, landfall_loom))]
 mod models;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(test), allow(dead_code))] // Some of it is for tests only.
 pub(super) mod raw;
 
+#[cfg(test)]
+pub(super) use door::address;
 pub(super) use door::{ShmDoor, Visit, dial};
 pub(super) use link::ShmLink;
 pub(super) use loans::Lenders;

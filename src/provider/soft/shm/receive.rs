@@ -70,7 +70,7 @@ impl QpInner {
             }
         }
         #[cfg(test)]
-        super::raw::copied();
+        super::inspect::copied();
         rx.copied += take;
         if rx.copied == reference.len {
             rx.references.pop_front();
