@@ -50,6 +50,7 @@ fn alone(test: &str) {
 }
 
 fn run(test: impl Future<Output = ()>) {
+    levels::map_stacks();
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     // Of the blocking threads, one that stays: their stacks are mappings too.
     runtime.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::from_secs(1 << 20));
