@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use common::{Error, INITIATOR_CPU, Samples, line};
-use landfall::device::{Device, SoftConfig};
+use landfall::device::{Device, SoftConfig, SoftTransport};
 use landfall::memory::{Access, Exposed, Memory, RemoteSlice, Slice};
 use landfall::ring::bench_api::Idle;
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, Op, QpConfig, QueuePair, Role};
@@ -77,7 +77,7 @@ fn state(rounds: u32) -> Result<(), Error> {
 }
 
 async fn soft(rounds: u32) -> Result<(), Error> {
-    let device = Device::soft(SoftConfig::new())?;
+    let device = Device::soft(SoftConfig::new().transport(SoftTransport::Tcp))?;
     let pd = device.alloc_pd()?;
     // One queue for both ends: whoever spins on it drives both.
     let cq = CompletionQueue::new(&device, CqConfig::new(4 * BATCH).spin(Duration::from_secs(5)))?;

@@ -23,8 +23,8 @@
 //! minimum Rust version is 1.95. Linux only.
 //!
 //! RDMA devices are driven through libibverbs and librdmacm; tried on the kernel's soft-RoCE and soft-iWARP, not on a network
-//! card yet. The soft provider has the semantics of RDMA queue pairs over TCP, without a
-//! device. [`guide::transports`] says what is true on each.
+//! card yet. The soft provider has the semantics of RDMA queue pairs without a device, over TCP between hosts and in shared
+//! memory within one. [`guide::transports`] says what is true on each.
 //!
 //! # An example
 //!
@@ -65,7 +65,7 @@
 //!  KvChannel    kv                      blocks, grants, landing; a protocol without I/O inside
 //!  Ring         ring                    operations in, completions out; slots own the buffers; batches
 //!  Resources    ring, memory, device    queue pairs, completion queues, regions, protection domains; the reactor
-//!  Provider     (private)               the boundary, shaped like libibverbs; behind it: verbs (libibverbs), soft (TCP)
+//!  Provider     (private)               the boundary, shaped like libibverbs; behind it: verbs (libibverbs), soft (TCP, shared memory)
 //!  Bootstrap    connect                 two endpoints find each other: out of band over TCP, or by RDMA_CM
 //! ```
 //!

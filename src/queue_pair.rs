@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::completion_queue::CompletionQueue;
-use crate::device::ProtectionDomain;
+use crate::device::{ProtectionDomain, SoftTransport};
 use crate::error::{OpError, QpError};
 use crate::memory::{AnySlice, RemoteSlice};
 use crate::provider::{self, QpConnect};
@@ -15,7 +15,7 @@ use crate::ring::{Batch, Buffer, Op, OpFuture, QpCore, Rejected};
 use crate::shared_receive_queue::SharedReceiveQueue;
 
 use options::limit_error;
-pub use options::{ConnectOptions, QpConfig, QpEndpoint, Role};
+pub use options::{ConnectOptions, QpConfig, QpEndpoint, QpPath, Role};
 
 /// A reliable connected queue pair.
 ///
@@ -138,6 +138,18 @@ impl QueuePair {
         Ok(QpEndpoint::new(address, self.core.pd.device().capabilities()))
     }
 
+    /// What carries its bytes, and why. `None` while that is not known, and once the queue pair has been destroyed.
+    ///
+    /// The side that is [`Role::Active`] knows when it is connected; the other one, where it takes either transport of the soft
+    /// provider, when its peer has come in: what it has received came that way.
+    pub fn path(&self) -> Option<QpPath> {
+        if !self.core.connected.load(Ordering::Acquire) {
+            return None;
+        }
+        let (transport, reason) = self.core.with_qp(provider::Qp::path)?;
+        (transport != SoftTransport::Auto.name()).then_some(QpPath { transport, reason })
+    }
+
     /// Connects to `remote`, whose side connects to this one with the other role. Does not wait for the peer:
     /// operations can be submitted at once, and fail with `RetryExceeded` when the peer does not appear.
     ///
@@ -146,7 +158,8 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`QpError::Limit`] for an option or an MTU out of range; [`QpError::Mismatch`] when one of the two devices keeps
-    /// order and the other does not; [`QpError::State`] when it was connected before, has failed or is closed;
+    /// order and the other does not, or they have no transport in common; [`QpError::NoPath`] when the one that was asked for
+    /// does not reach the peer; [`QpError::State`] when it was connected before, has failed or is closed;
     /// [`QpError::ManualConnect`] on a device that only RDMA_CM connects; [`QpError::Os`].
     pub async fn connect(
         &self,
@@ -169,6 +182,8 @@ impl QueuePair {
                 fix: "open devices of one kind on both sides",
             });
         }
+        let own = self.core.with_qp(provider::Qp::address).ok_or_else(|| self.closed("connected"))?;
+        check_transports(SoftTransport::of_address(&own), remote.takes())?;
         if self.core.tie.is_closing() {
             return Err(self.closed("connected"));
         }
@@ -329,6 +344,24 @@ impl QueuePair {
     pub fn kill(self) {
         self.core.kill(None);
     }
+}
+
+/// Refuses a peer whose queue pair takes nothing that ours takes. `None` is one that is not of a soft device.
+fn check_transports(ours: Option<SoftTransport>, theirs: Option<SoftTransport>) -> Result<(), QpError> {
+    let fits = match (ours, theirs) {
+        (Some(ours), Some(theirs)) => ours.meets(theirs),
+        (ours, theirs) => ours == theirs,
+    };
+    if fits {
+        return Ok(());
+    }
+    let name = |takes: Option<SoftTransport>| takes.map_or("an RDMA device's", SoftTransport::of_device);
+    Err(QpError::Mismatch {
+        what: "the transport",
+        ours: name(ours),
+        theirs: name(theirs),
+        fix: "choose the same on both sides (soft-auto takes tcp and shm)",
+    })
 }
 
 impl Drop for QueuePair {

@@ -18,6 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 const PROFILES: [&str; 6] = ["default", "erdma-compat", "erdma-standard", "siw", "srd", "tiny"];
 
+const TRANSPORTS: [&str; 2] = ["tcp", "shm"];
+
 /// What `auto` takes.
 fn bootstrap(profile: &str) -> &'static str {
     if matches!(profile, "erdma-standard" | "siw") { "cm" } else { "oob" }
@@ -148,14 +150,15 @@ impl Listener {
 #[test]
 fn k1_every_profile_and_page_size_is_verified() {
     block_on(async {
-        for profile in PROFILES {
+        for (profile, transport) in PROFILES.into_iter().flat_map(|p| TRANSPORTS.map(|t| (p, t))) {
             for page in [1, 16, 64] {
                 let seen = report(kv_stream(&format!(
-                    "--transport tcp --profile {profile} --requests 2 --tokens 256 --layers 3 --page {page} --run 4"
+                    "--transport {transport} --profile {profile} --requests 2 --tokens 256 --layers 3 --page {page} --run 4"
                 )))
                 .await;
                 for (field, value) in [
-                    ("transport", Value::from("tcp")),
+                    ("transport", Value::from(transport)),
+                    ("transport_reason", "it was asked for".into()),
                     ("profile", profile.into()),
                     ("bootstrap", bootstrap(profile).into()),
                     ("requests", 2.into()),
@@ -176,18 +179,62 @@ fn k1_every_profile_and_page_size_is_verified() {
     });
 }
 
+/// What one host's processes are asked to do in earnest: three requests of 221,184 blocks, in shared memory, every profile.
+#[test]
+fn k1_three_whole_requests_in_shared_memory_under_every_profile() {
+    async fn whole(profile: &str) {
+        let args = format!("--transport shm --profile {profile} --requests 3 --page 1 --run 47");
+        let seen = report(kv_stream(&args)).await;
+        assert_eq!((&seen["landed_bytes"], &seen["verified"]), (&764_411_904.into(), &true.into()), "{seen}");
+        assert_eq!((&seen["transport"], &seen["profile"]), (&"shm".into(), &profile.into()));
+        assert_eq!(bytes_written(&seen), 764_411_904);
+    }
+    block_on(async {
+        // Two at a time: most of it is filling and verifying.
+        for profiles in PROFILES.chunks(2) {
+            tokio::join!(whole(profiles[0]), whole(profiles[1]));
+        }
+    });
+}
+
+/// By itself a stream within one host is in shared memory, and says why; two sides that have no transport in common do not begin.
+#[test]
+fn k9_the_transport_is_chosen_reported_and_refused() {
+    block_on(async {
+        let seen = report(kv_stream("--tokens 64 --requests 1")).await;
+        assert_eq!(seen["transport"], "shm");
+        assert!(seen["transport_reason"].as_str().unwrap().contains("on this host"), "{seen}");
+        let seen = report(ping_pong("--iters 10 --warmup 1 --sizes 64 --op send,kv")).await;
+        assert_eq!((&seen["transport"], &seen["results"][1]["transport"]), (&"shm".into(), &"shm".into()));
+        assert!(seen["transport_reason"].as_str().unwrap().contains("on this host"), "{seen}");
+
+        let listener = Listener::start("--transport tcp --tokens 64 --requests 1").await;
+        let connect = format!("--tokens 64 --requests 1 --connect {}", listener.address);
+        for about in ["soft-shm on this side", "soft-tcp on the peer's"] {
+            complains(kv_stream(&format!("{connect} --transport shm")), about).await;
+        }
+        // Whoever takes either meets it, and says why it is not what one host could have.
+        let seen = report(kv_stream(&format!("{connect} --transport auto"))).await;
+        assert_eq!(seen["transport"], "tcp");
+        assert!(seen["transport_reason"].as_str().unwrap().contains("TCP only"), "{seen}");
+        assert_eq!(listener.end().await, (Some(0), String::new()));
+    });
+}
+
 /// Every profile by the connection manager, whatever `auto` would take.
 #[test]
 fn b5_every_profile_by_the_connection_manager() {
     block_on(async {
-        for profile in PROFILES {
-            let args = format!("--profile {profile} --bootstrap cm --requests 2 --tokens 256 --layers 3");
+        for (profile, transport) in PROFILES.into_iter().flat_map(|p| TRANSPORTS.map(|t| (p, t))) {
+            let soft = format!("--transport {transport} --profile {profile}");
+            let args = format!("{soft} --bootstrap cm --requests 2 --tokens 256 --layers 3");
             let seen = report(kv_stream(&args)).await;
             assert_eq!((&seen["verified"], &seen["bootstrap"]), (&true.into(), &"cm".into()), "{seen}");
-            assert_eq!(seen["bootstrap_reason"], "it was asked for");
-            let args = format!(
-                "--profile {profile} --bootstrap cm --iters 10 --warmup 1 --sizes 64 --op send,write,kv"
+            assert_eq!(
+                (&seen["transport"], &seen["bootstrap_reason"]),
+                (&transport.into(), &"it was asked for".into())
             );
+            let args = format!("{soft} --bootstrap cm --iters 10 --warmup 1 --sizes 64 --op send,write,kv");
             let seen = report(ping_pong(&args)).await;
             assert_eq!((&seen["bootstrap"], seen["results"].as_array().unwrap().len()), (&"cm".into(), 3));
         }
@@ -251,7 +298,7 @@ fn k9_the_report_says_what_was_asked_for() {
         let people = output(kv_stream("--tokens 64")).await;
         let said = text(&people.stdout);
         assert!(
-            people.status.success() && said.contains("verified: every block") && said.contains("path: tcp"),
+            people.status.success() && said.contains("verified: every block") && said.contains("path: shm"),
             "{said}"
         );
         assert_eq!(text(&people.stderr), "");
@@ -336,7 +383,7 @@ fn r10_every_wrong_argument_is_one_line() {
             ("--device rxe0", "--transport verbs"),
             ("--transport verbs", "--device"),
             ("--transport verbs --device rxe0 --profile siw", "--profile"),
-            ("--transport rdma", "tcp"),
+            ("--transport rdma", "auto, tcp, shm and verbs"),
             ("--listen", "--listen"),
             ("--listen localhost:1", "IP:PORT"),
             ("--listen 127.0.0.1", "IP:PORT"),
@@ -464,20 +511,20 @@ fn ping_pong(args: &str) -> Command {
 #[test]
 fn k9_ping_pong_reports_every_operation_and_size() {
     block_on(async {
-        for (profile, spin, mode) in PROFILES
-            .into_iter()
-            .zip([0, 50, 0, 50, 0, 50])
-            .map(|(p, spin)| (p, spin, if spin == 0 { "event" } else { "spin" }))
-        {
+        for (at, (profile, spin)) in PROFILES.into_iter().zip([0, 50, 0, 50, 0, 50]).enumerate() {
+            let mode = if spin == 0 { "event" } else { "spin" };
             // siw has no immediates.
             let ops: &[&str] =
                 if profile == "siw" { &["send", "write", "kv"] } else { &["send", "imm", "write", "kv"] };
+            // Each transport with each way to wait.
+            let transport = TRANSPORTS[at / 2 % 2];
             let seen = report(ping_pong(&format!(
-                "--profile {profile} --spin {spin} --op {} --sizes 2,4097,65536 --iters 40 --warmup 4",
+                "--transport {transport} --profile {profile} --spin {spin} --op {} --sizes 2,4097,65536 --iters 40 --warmup 4",
                 ops.join(",")
             )))
             .await;
             assert_eq!((&seen["profile"], &seen["mode"]), (&profile.into(), &mode.into()));
+            assert_eq!(seen["transport"], transport);
             assert_eq!(seen["bootstrap"], bootstrap(profile));
             let results = seen["results"].as_array().unwrap();
             assert_eq!(results.len(), ops.len() * 3);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::{Device, Profile, SoftConfig, SoftTransport};
 use landfall::kv::{Blocks, Grant, KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
 
 struct Counting;
@@ -44,21 +44,24 @@ const BOUND: u64 = 8;
 /// The one test of this binary: nothing else allocates meanwhile.
 #[test]
 fn k1_a_small_write_allocates_a_bounded_number_of_times() {
-    for profile in Profile::ALL {
+    let profiles = Profile::ALL.into_iter().map(|p| SoftConfig::new().profile(p));
+    for soft in
+        profiles.flat_map(|c| [SoftTransport::Tcp, SoftTransport::Shm].map(|t| c.clone().transport(t)))
+    {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let least = runtime.block_on(async {
-            tokio::time::timeout(Duration::from_secs(120), count(profile)).await.expect("the test hangs")
+            tokio::time::timeout(Duration::from_secs(120), count(&soft)).await.expect("the test hangs")
         });
         let each = least.div_ceil(WRITES);
-        println!("{profile}: {least} allocations in {WRITES} writes, grants apart");
-        assert!(each <= BOUND, "{profile}: {each} allocations a write, at most {BOUND} are expected");
+        println!("{soft}: {least} allocations in {WRITES} writes, grants apart");
+        assert!(each <= BOUND, "{soft}: {each} allocations a write, at most {BOUND} are expected");
     }
 }
 
 /// The fewest allocations of a round: a heartbeat or a growing table falls into some.
-async fn count(profile: Profile) -> u64 {
+async fn count(soft: &SoftConfig) -> u64 {
     let endpoint = async || {
-        let device = Device::soft(SoftConfig::new().profile(profile)).unwrap();
+        let device = Device::soft(soft.clone()).unwrap();
         let layout = Layout::contiguous(1, 256, 4096).unwrap();
         let pool = KvPool::new(&device.alloc_pd().unwrap(), layout).await.unwrap();
         KvEndpoint::new(pool, KvConfig::default()).unwrap()

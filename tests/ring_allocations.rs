@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::{Device, Profile, SoftConfig, SoftTransport};
 use landfall::memory::{Access, Memory};
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, Op, QpConfig, QueuePair, Role};
 
@@ -40,16 +40,19 @@ static GLOBAL: Counting = Counting;
 fn operations_allocate_nothing_in_steady_state() {
     // Those that only RDMA_CM connects are not connected here.
     for profile in Profile::ALL.into_iter().filter(|p| p.capabilities().oob) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let run = count(profile);
-            tokio::time::timeout(Duration::from_secs(60), run).await.expect("within the deadline")
-        });
+        for transport in [SoftTransport::Tcp, SoftTransport::Shm] {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let run = count(SoftConfig::new().profile(profile).transport(transport));
+                tokio::time::timeout(Duration::from_secs(60), run).await.expect("within the deadline")
+            });
+        }
     }
 }
 
-async fn count(profile: Profile) {
-    let device = Device::soft(SoftConfig::new().profile(profile)).unwrap();
+async fn count(soft: SoftConfig) {
+    let name = soft.to_string();
+    let device = Device::soft(soft).unwrap();
     let pd = device.alloc_pd().unwrap();
     let cq = || CompletionQueue::new(&device, CqConfig::new(32)).unwrap();
     let (ca, cb) = (cq(), cq());
@@ -86,5 +89,5 @@ async fn count(profile: Profile) {
         }
         least = least.min(ALLOCATIONS.load(Ordering::Relaxed) - before);
     }
-    assert_eq!(least, 0, "{profile}: allocations in 2,000 operations of steady state");
+    assert_eq!(least, 0, "{name}: allocations in 2,000 operations of steady state");
 }

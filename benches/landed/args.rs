@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use landfall::device::Profile;
+use landfall::device::{Profile, SoftTransport};
 
 pub const USAGE: &str = "\
 cargo bench --bench landed -- [OPTIONS]
@@ -12,6 +12,7 @@ cargo bench --bench landed -- [OPTIONS]
   --mode MODE      event or spin; both without it
   --reps N         repetitions a case, instead of each case's own number
   --profile NAME   profile of the soft device: default, erdma-compat, srd, tiny
+  --transport NAME what the soft device runs over: tcp, shm or auto (default tcp, whose floors these are)
   --device NAME    this RDMA device instead of the soft one, at both ends
   --qps N          queue pairs of the channel (default 1)
   --no-pin         do not pin the receiver to cpu 0 and the initiator to cpu 1
@@ -62,6 +63,7 @@ pub struct Args {
     pub mode: Option<Mode>,
     pub reps: Option<usize>,
     pub profile: Profile,
+    pub transport: SoftTransport,
     pub device: Option<String>,
     pub qps: usize,
     pub pin: bool,
@@ -86,7 +88,11 @@ impl Args {
 
     /// The options that the peer process must share.
     pub fn shared(&self) -> Vec<String> {
-        let mut out = vec![format!("--profile={}", self.profile), format!("--qps={}", self.qps)];
+        let mut out = vec![
+            format!("--profile={}", self.profile),
+            format!("--transport={}", self.transport),
+            format!("--qps={}", self.qps),
+        ];
         out.extend(self.reps.map(|n| format!("--reps={n}")));
         out.extend(self.device.as_ref().map(|name| format!("--device={name}")));
         for (set, flag) in [(!self.pin, "--no-pin"), (self.quick, "--quick")] {
@@ -107,6 +113,7 @@ pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
         mode: None,
         reps: None,
         profile: Profile::Default,
+        transport: SoftTransport::Tcp,
         device: None,
         qps: 1,
         pin: true,
@@ -136,6 +143,7 @@ pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
             "--reps" => out.reps = Some(number(&flag, &value()?, 1, 1_000_000)?),
             "--qps" => out.qps = number(&flag, &value()?, 1, 64)?,
             "--profile" => out.profile = value()?.parse().map_err(|e| format!("{e}"))?,
+            "--transport" => out.transport = value()?.parse().map_err(|e| format!("--transport: {e}"))?,
             "--device" => out.device = Some(value()?),
             "--no-pin" => out.pin = false,
             "--quick" => out.quick = true,

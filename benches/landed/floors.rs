@@ -1,4 +1,4 @@
-//! What bare sockets reach on this machine, at this moment: the shapes of a write without a library in between.
+//! What bare sockets, and a bare copy, reach on this machine, at this moment: the shapes of a write without a library in between.
 //!
 //! A round trip carries 4 KiB one way and 64 bytes back, as a small write and its confirmation do. A stream is 256 MiB
 //! one way, in calls of 1 MiB, and one byte back. The congestion control is reno, which the soft device chooses on
@@ -18,7 +18,9 @@ const ROUND_TRIP_TOKIO: &str = "floor.tokio.roundtrip";
 const STREAM_RAW: &str = "floor.raw.stream256MiB";
 const STREAM_TOKIO: &str = "floor.tokio.stream256MiB";
 
-pub const NAMES: [&str; 4] = [ROUND_TRIP_SPIN, ROUND_TRIP_TOKIO, STREAM_RAW, STREAM_TOKIO];
+const MEMCPY: &str = "floor.memcpy.256MiB";
+
+pub const NAMES: [&str; 5] = [ROUND_TRIP_SPIN, ROUND_TRIP_TOKIO, STREAM_RAW, STREAM_TOKIO, MEMCPY];
 
 const REQUEST: usize = 4096;
 const REPLY: usize = 64;
@@ -30,6 +32,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Measures one floor. The peer connects to us, so that neither waits long for one that has died.
 pub fn measure(args: &Args, name: &str) -> Result<(), Error> {
+    if name == MEMCPY {
+        copy(if args.quick { 1 } else { STREAMS });
+        return Ok(());
+    }
     let runtime = common::runtime()?;
     let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0)))?;
     let port = listener.local_addr()?.port();
@@ -224,6 +230,21 @@ async fn tokio_receive(mut socket: TcpStream) -> Result<(), Error> {
         }
         socket.write_all(b"k").await?;
     }
+}
+
+/// One thread, from memory to memory, both of which are there.
+fn copy(times: usize) {
+    let (source, mut target) = (vec![3u8; STREAM], vec![2u8; STREAM]);
+    let mut samples = Samples::default();
+    for time in 0..=times {
+        let start = Instant::now();
+        target.copy_from_slice(std::hint::black_box(&source));
+        std::hint::black_box(&mut target);
+        if time > 0 {
+            samples.push(start.elapsed().as_secs_f64());
+        }
+    }
+    print_streams(MEMCPY, &samples);
 }
 
 fn print_round_trips(name: &str, samples: &Samples) {

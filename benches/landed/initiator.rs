@@ -20,6 +20,7 @@ pub async fn measure(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> 
     let peer = Peer::start(args.shared().into_iter().chain(options))?;
     let endpoint = endpoint(args, case, mode).await?;
     let channel = endpoint.connect(peer.hello.trim()).await?;
+    println!("# {}", channel.path());
 
     let mut orders = vec![(case.order, Series::default())];
     if case.order != Order::Flat {

@@ -87,7 +87,7 @@ async fn endpoint(args: &Args, case: &Case, mode: Mode) -> Result<landfall::kv::
 
     let device = match &args.device {
         Some(name) => Device::open(name)?,
-        None => Device::soft(SoftConfig::new().profile(args.profile))?,
+        None => Device::soft(SoftConfig::new().profile(args.profile).transport(args.transport))?,
     };
     let pool = KvPool::new(&device.alloc_pd()?, case.layout()?).await?;
     let config = KvConfig::default().qps(args.qps).spin(mode.budget());

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use landfall::connect::cm;
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::{Device, Profile, SoftConfig, SoftTransport, UnknownSoftTransport};
 use landfall::error::DeviceError;
 use landfall::kv::{Bootstrap, BootstrapError};
 
@@ -13,13 +13,14 @@ use super::{Error, data_address};
 macro_rules! device_usage {
     () => {
         "\
-  --transport NAME       tcp (no device needed) or verbs (an RDMA device) [tcp]
+  --transport NAME       tcp or shm (no device needed), auto (shm where the peer is on this host, else tcp), or verbs (an RDMA
+                         device); both sides must fit together           [auto]
   --device NAME          the RDMA device of --transport verbs, as `rdma link` or ibv_devices name it
   --peer-device NAME     that of the peer process which is started here  [as --device]
   --port N               port of the RDMA device                         [1]
   --gid-index N          index in its GID table                          [by rule]
   --profile NAME         soft profile: default, erdma-compat, erdma-standard, siw, srd, tiny  [default]
-  --bootstrap NAME       how queue pairs are connected: oob (addresses over TCP), cm (RDMA_CM, or its like on tcp), or
+  --bootstrap NAME       how queue pairs are connected: oob (addresses over TCP), cm (RDMA_CM, or its like without one), or
                          auto (oob where the device can)                 [auto]
                          by cm, the address of an RDMA device's listener is one of the device
 "
@@ -36,9 +37,17 @@ struct Verbs {
     gid_index: Option<u32>,
 }
 
+/// What `--transport` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Soft(SoftTransport),
+    Verbs,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceArgs {
-    transport: Option<String>,
+    /// `None`: the soft one that the environment or the default names.
+    transport: Option<Transport>,
     profile: Option<Profile>,
     verbs: Verbs,
     /// The last option that only RDMA devices have.
@@ -55,7 +64,7 @@ impl DeviceArgs {
     ) -> Result<bool, String> {
         let words = |error: DeviceError| error.to_string();
         match flag {
-            "--transport" => self.transport = Some(value()?),
+            "--transport" => self.transport = Some(transport(&value()?)?),
             "--device" => self.verbs.device = value()?,
             "--peer-device" => self.verbs.peer_device = Some(value()?),
             "--port" => self.verbs.port = Some(number(flag, &value()?, 1, 255)? as u8),
@@ -72,22 +81,21 @@ impl DeviceArgs {
 
     /// Whether the options go together.
     pub(crate) fn check(&self) -> Result<(), String> {
-        match (self.transport.as_deref().unwrap_or("tcp"), &self.of_verbs) {
-            ("tcp", None) => Ok(()),
-            ("tcp", Some(option)) => Err(format!("{option} is of --transport verbs; add that")),
-            ("verbs", _) if self.verbs.device.is_empty() => {
+        match (self.is_verbs(), &self.of_verbs) {
+            (false, None) => Ok(()),
+            (false, Some(option)) => Err(format!("{option} is of --transport verbs; add that")),
+            (true, _) if self.verbs.device.is_empty() => {
                 Err("--transport verbs needs --device NAME; ibv_devices lists the names".to_owned())
             }
-            ("verbs", _) if self.profile.is_some() => {
-                Err("--profile is of --transport tcp; a device is what it is".to_owned())
+            (true, _) if self.profile.is_some() => {
+                Err("--profile is of --transport auto, tcp and shm; a device is what it is".to_owned())
             }
-            ("verbs", _) => Ok(()),
-            (name, _) => Err(format!("--transport {name:?}: the transports are tcp and verbs")),
+            (true, _) => Ok(()),
         }
     }
 
     pub(crate) fn is_verbs(&self) -> bool {
-        self.transport.as_deref() == Some("verbs")
+        self.transport == Some(Transport::Verbs)
     }
 
     /// Opens it. `side` is the address that this process listens on (`true`) or connects to, if it has one.
@@ -98,6 +106,9 @@ impl DeviceArgs {
         let mut soft = SoftConfig::from_env()?;
         if let Some(profile) = self.profile {
             soft = soft.profile(profile);
+        }
+        if let Some(Transport::Soft(transport)) = self.transport {
+            soft = soft.transport(transport);
         }
         if let Some((address, listens)) = side
             && let Some(ip) = data_address(address, listens)
@@ -119,6 +130,9 @@ impl DeviceArgs {
     pub(crate) fn peer(&self) -> Vec<String> {
         let mut line = vec![format!("--bootstrap={}", self.bootstrap)];
         let mut option = |flag: &str, value: &dyn std::fmt::Display| line.push(format!("{flag}={value}"));
+        if let Some(Transport::Soft(transport)) = self.transport {
+            option("--transport", &transport);
+        }
         if self.is_verbs() {
             let verbs = &self.verbs;
             option("--transport", &"verbs");
@@ -159,6 +173,15 @@ fn open_verbs(verbs: &Verbs) -> Result<Device, Error> {
 #[cfg(not(feature = "verbs"))]
 fn open_verbs(_: &Verbs) -> Result<Device, Error> {
     Err("--transport verbs: this build is without it; build with the feature \"verbs\"".into())
+}
+
+fn transport(name: &str) -> Result<Transport, String> {
+    match name {
+        "verbs" => Ok(Transport::Verbs),
+        _ => name.parse().map(Transport::Soft).map_err(|_: UnknownSoftTransport| {
+            format!("--transport {name:?}: one of auto, tcp, shm and verbs")
+        }),
+    }
 }
 
 /// A whole number, or what is wrong with it.

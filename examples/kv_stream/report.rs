@@ -81,6 +81,7 @@ impl Report {
     fn json(&self, path: &PathReport) -> String {
         let mut object = serde_json::json!({
             "transport": path.transport,
+            "transport_reason": path.transport_reason,
             "profile": self.profile,
             "bootstrap": path.bootstrap,
             "bootstrap_reason": path.bootstrap_reason,

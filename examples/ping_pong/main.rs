@@ -23,7 +23,7 @@ use common::{Error, complain, print, program};
 use exchange::{Answer, Ask, Exchange, OpKind, Plan};
 use landfall::connect::cm::CmListener;
 use landfall::device::Device;
-use report::Report;
+use report::{Report, Way};
 use rounds::{Echo, Lane};
 use tokio::net::TcpListener;
 
@@ -70,32 +70,38 @@ async fn measure_all(args: &Args, device: &Device, address: SocketAddr) -> Resul
     for &op in args.ops.as_deref().unwrap_or(usual) {
         for &size in &args.sizes {
             let plan = Plan { op, size, rounds, spin_us, deadline_s, by_manager };
-            let mut times = by(deadline_s, measure(device, plan, &mut exchange))
+            let (mut times, way) = by(deadline_s, measure(device, plan, &mut exchange))
                 .await
                 .map_err(|why| format!("{op:?} of {size} bytes: {}", common::chain(why.as_ref())))?;
-            report.add(plan, times.split_off(args.warmup as usize));
+            report.add(plan, way, times.split_off(args.warmup as usize));
         }
     }
     print(&if args.json { report.json(args, device) } else { report.text(args, device) })
 }
 
-async fn measure(device: &Device, plan: Plan, exchange: &mut Exchange) -> Result<Vec<Duration>, Error> {
+async fn measure(
+    device: &Device,
+    plan: Plan,
+    exchange: &mut Exchange,
+) -> Result<(Vec<Duration>, Way), Error> {
     if plan.op == OpKind::Kv {
         exchange.say(&Ask::Measure { plan, raw: None }).await?;
         let Answer::Kv(address) = answer(exchange).await? else { return Err(unexpected()) };
         let channel = landed::endpoint(device, plan).await?.connect(address).await?;
         let times = landed::measure(&channel, plan).await?;
+        let path = channel.path();
         channel.close().await?;
         through(exchange).await?;
-        return Ok(times);
+        return Ok((times, Way { transport: path.transport, reason: path.transport_reason }));
     }
     let lane = Lane::new(device, plan).await?;
     exchange.say(&Ask::Measure { plan, raw: Some(lane.raw(None)?) }).await?;
     let Answer::Raw(peer) = answer(exchange).await? else { return Err(unexpected()) };
     let (times, qp) = lane.measure(&peer).await?;
+    let way = qp.way()?;
     through(exchange).await?;
     qp.close().await;
-    Ok(times)
+    Ok((times, way))
 }
 
 /// Both sides are done with a plan.

@@ -8,8 +8,14 @@ use serde_json::json;
 use crate::args::Args;
 use crate::exchange::Plan;
 
+/// What carried the bytes of a measurement.
+pub(crate) struct Way {
+    pub(crate) transport: &'static str,
+    pub(crate) reason: String,
+}
+
 pub(crate) struct Report {
-    lines: Vec<(Plan, Vec<Duration>)>,
+    lines: Vec<(Plan, Way, Vec<Duration>)>,
 }
 
 impl Report {
@@ -18,9 +24,18 @@ impl Report {
     }
 
     /// `times` without the warm-up, at least one.
-    pub(crate) fn add(&mut self, plan: Plan, mut times: Vec<Duration>) {
+    pub(crate) fn add(&mut self, plan: Plan, way: Way, mut times: Vec<Duration>) {
         times.sort_unstable();
-        self.lines.push((plan, times));
+        self.lines.push((plan, way, times));
+    }
+
+    /// That of every measurement, and why; `mixed` where they differ, each of which says its own.
+    fn transport(&self) -> (&str, &str) {
+        let Some(((_, first, _), others)) = self.lines.split_first() else { return ("", "") };
+        match others.iter().all(|(_, way, _)| way.transport == first.transport) {
+            true => (first.transport, &first.reason),
+            false => ("mixed", "the measurements differ"),
+        }
     }
 
     pub(crate) fn json(&self, args: &Args, device: &Device) -> String {
@@ -28,9 +43,10 @@ impl Report {
         let results: Vec<_> = self
             .lines
             .iter()
-            .map(|(plan, times)| {
+            .map(|(plan, way, times)| {
                 json!({
                     "op": plan.op,
+                    "transport": way.transport,
                     "size": plan.size,
                     "iters": times.len(),
                     "min_us": us(times[0]),
@@ -41,8 +57,10 @@ impl Report {
                 })
             })
             .collect();
+        let (transport, reason) = self.transport();
         let object = json!({
-            "transport": device.transport(),
+            "transport": transport,
+            "transport_reason": reason,
             "device": device.name(),
             "profile": device.profile().map(|p| p.to_string()),
             "bootstrap": bootstrap(args, device),
@@ -54,16 +72,16 @@ impl Report {
     }
 
     pub(crate) fn text(&self, args: &Args, device: &Device) -> String {
+        let (transport, reason) = self.transport();
         let mut text = format!(
-            "{} over {}, bootstrap {}, {} mode; round trips in µs\n",
-            device.transport(),
+            "{transport} over {}, bootstrap {}, {} mode; round trips in µs\nwhy {transport}: {reason}\n",
             device.name(),
             bootstrap(args, device),
             mode(args)
         );
         text +=
             &format!("{:<6}{:>10}{:>10}{:>11}{:>11}{:>11}\n", "op", "bytes", "rounds", "p50", "p99", "p99.9");
-        for (plan, times) in &self.lines {
+        for (plan, _, times) in &self.lines {
             let us = |p| percentile(times, p).as_nanos() as f64 / 1e3;
             let op = format!("{:?}", plan.op).to_lowercase();
             text += &format!(

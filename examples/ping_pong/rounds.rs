@@ -13,6 +13,7 @@ use landfall::ring::{
 
 use crate::common::Error;
 use crate::exchange::{OpKind, Plan, Raw};
+use crate::report::Way;
 
 /// One side's queue pair and memory, for one measurement.
 pub(crate) struct Lane {
@@ -99,6 +100,11 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
+    pub(crate) fn way(&self) -> Result<Way, Error> {
+        let path = self.qp.path().ok_or("the queue pair has ended")?;
+        Ok(Way { transport: path.transport, reason: path.reason })
+    }
+
     pub(crate) async fn close(self) {
         self.qp.close().await;
         drop(self.manager);

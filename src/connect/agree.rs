@@ -2,6 +2,7 @@
 
 use super::hello::{Hello, Notify};
 use super::reject::{LayoutField, Reject};
+use crate::device::SoftTransport;
 
 /// The path MTUs that exist, bytes.
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
@@ -36,15 +37,25 @@ pub(crate) fn path_mtu(ours: u32, theirs: u32) -> Option<u32> {
     MTUS.into_iter().rev().find(|&m| m <= most)
 }
 
+/// Whether two transports, as hellos name them, have one in common: they are the same, or of soft devices of which one takes
+/// either (and both keep order, or neither).
+fn meet(ours: &str, theirs: &str) -> bool {
+    fn soft(name: &str) -> Option<(SoftTransport, &str)> {
+        let rest = name.strip_prefix("soft-")?;
+        let (transport, order) = rest.split_once('-').unwrap_or((rest, ""));
+        Some((transport.parse().ok()?, order))
+    }
+    match (soft(ours), soft(theirs)) {
+        (Some((ours, order)), Some((theirs, their_order))) => ours.meets(theirs) && order == their_order,
+        _ => ours == theirs,
+    }
+}
+
 /// Compares our hello with the peer's. Both sides come to the same answer.
 pub(crate) fn agree(ours: &Hello, theirs: &Hello) -> Result<Agreed, Reject> {
-    if ours.transport != theirs.transport {
-        return Err(Reject::Unsupported {
-            what: format!(
-                "the transports are {:?} and {:?}; choose the same on both sides",
-                ours.transport, theirs.transport
-            ),
-        });
+    if !meet(&ours.transport, &theirs.transport) {
+        let (ours, theirs) = (ours.transport.clone(), theirs.transport.clone());
+        return Err(Reject::Transport { ours, theirs });
     }
     if let (Some(o), Some(t)) = (&ours.layout, &theirs.layout) {
         // The number of blocks and the strides are each side's own; what a block is must be the same.
@@ -147,5 +158,23 @@ mod tests {
         b.transport = "verbs".into();
         let e = agree(&sample(), &b).unwrap_err().local_error().to_string();
         assert!(e.contains("soft-tcp") && e.contains("verbs"), "{e}");
+    }
+
+    #[test]
+    fn k9_transports_meet_by_name() {
+        for (a, b, fit) in [
+            ("soft-tcp", "soft-tcp", true),
+            ("soft-auto", "soft-tcp", true),
+            ("soft-auto", "soft-shm", true),
+            ("soft-auto-unordered", "soft-shm-unordered", true),
+            ("soft-tcp", "soft-shm", false),
+            ("soft-auto", "soft-auto-unordered", false),
+            ("soft-tcp", "soft-pipe", false),
+            ("soft-auto", "verbs-roce", false),
+            ("verbs-roce", "verbs-roce", true),
+            ("verbs-roce", "verbs-ib", false),
+        ] {
+            assert_eq!((meet(a, b), meet(b, a)), (fit, fit), "{a} and {b}");
+        }
     }
 }

@@ -249,7 +249,7 @@ mod tests {
         // Nothing optional at the end: `QP` fields are last, so that a cut on a field boundary loses queue pairs.
         let h = Hello { layout: None, regions: vec![], dead: vec![], auth: vec![], ..sample() };
         let v = encoded(&h);
-        let qp_len = 6 + 36;
+        let qp_len = 6 + 44;
         let first_qp = v.len() - h.qps.len() * qp_len;
         for cut in 0..v.len() {
             let got = Hello::decode(0, &v[..cut]);

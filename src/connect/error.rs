@@ -5,6 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use crate::error::QpError;
+
 /// Where a connect or an accept stood when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -227,6 +229,26 @@ pub enum ConnectError {
         /// The connection that is kept.
         winner: u64,
     },
+    /// One side takes only shared memory and the other one only TCP, or one of the two is no soft device.
+    #[error(
+        "the transports have nothing in common: {ours} on this side, {theirs} on the peer's; choose the same on both (soft-auto takes tcp and shm)"
+    )]
+    TransportMismatch {
+        /// Ours, as [`Device::transport`](crate::device::Device::transport) names it, and whether it keeps order.
+        ours: String,
+        /// The peer's.
+        theirs: String,
+    },
+    /// The transport that was asked for does not reach the peer.
+    #[error("{transport} was asked for and does not reach the peer: {cause}; {fix}")]
+    NoPath {
+        /// The transport.
+        transport: &'static str,
+        /// Why it does not.
+        cause: String,
+        /// How to proceed.
+        fix: &'static str,
+    },
     /// The two sides have no way in common.
     #[error("the two sides do not fit together: {what}")]
     Unsupported {
@@ -376,6 +398,8 @@ impl ConnectError {
             | Self::IdentityMismatch { .. }
             | Self::LayoutMismatch { .. }
             | Self::DtypeMismatch { .. }
+            | Self::TransportMismatch { .. }
+            | Self::NoPath { .. }
             | Self::Duplicate { .. }
             | Self::Unsupported { .. }
             | Self::PeerRejected { .. }
@@ -407,6 +431,14 @@ impl ConnectError {
 
     pub(crate) fn resources(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Resources { source: source.into() }
+    }
+
+    /// A queue pair could not be connected.
+    pub(crate) fn queue_pair(error: QpError) -> Self {
+        match error {
+            QpError::NoPath { transport, cause, fix, .. } => Self::NoPath { transport, cause, fix },
+            other => Self::resources(other),
+        }
     }
 
     pub(crate) fn malformed(stage: Stage, what: impl fmt::Display) -> Self {

@@ -79,7 +79,7 @@ pub(crate) struct Hello {
     pub(crate) epoch: u64,
     /// The endpoint's name.
     pub(crate) name: String,
-    /// The transport, for instance `soft-tcp`. Both must use the same.
+    /// What its queue pairs can be carried by, for instance `soft-tcp`, `soft-auto`, `verbs-roce`. Both must have one in common.
     pub(crate) transport: String,
     /// Chosen at random by the client, repeated by the server.
     pub(crate) connection_id: u64,

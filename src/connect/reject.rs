@@ -2,7 +2,7 @@
 
 use super::codec::text;
 use super::error::{ConnectError, Stage};
-use super::hello::{HelloError, MAX_DTYPE};
+use super::hello::{HelloError, MAX_DTYPE, MAX_TRANSPORT};
 use crate::wire::{Reader, Writer};
 
 /// Longest explanation, bytes.
@@ -55,6 +55,10 @@ pub(crate) enum Reject {
         ours: String,
         theirs: String,
     },
+    Transport {
+        ours: String,
+        theirs: String,
+    },
     /// The connection of this id is kept instead (B3).
     Duplicate {
         winner: u64,
@@ -86,6 +90,8 @@ mod tag {
     pub(super) const THEIR_DTYPE: u16 = 5;
     pub(super) const WINNER: u16 = 6;
     pub(super) const VERSIONS: u16 = 7;
+    pub(super) const OUR_TRANSPORT: u16 = 8;
+    pub(super) const THEIR_TRANSPORT: u16 = 9;
 }
 
 impl Reject {
@@ -109,6 +115,7 @@ impl Reject {
             Self::Version { .. } => 6,
             Self::Unsupported { .. } => 7,
             Self::Malformed { .. } => 8,
+            Self::Transport { .. } => 9,
             Self::Other { code, .. } => *code,
         }
     }
@@ -129,6 +136,14 @@ impl Reject {
                     w.raw(ours.as_bytes());
                 });
                 w.field(tag::THEIR_DTYPE, |w| {
+                    w.raw(theirs.as_bytes());
+                });
+            }
+            Self::Transport { ours, theirs } => {
+                w.field(tag::OUR_TRANSPORT, |w| {
+                    w.raw(ours.as_bytes());
+                });
+                w.field(tag::THEIR_TRANSPORT, |w| {
                     w.raw(theirs.as_bytes());
                 });
             }
@@ -154,6 +169,7 @@ impl Reject {
     pub(crate) fn decode(body: &[u8]) -> Result<Self, HelloError> {
         let (mut code, mut said, mut layout, mut winner) = (None, String::new(), None, None);
         let (mut our_dtype, mut their_dtype, mut versions) = (None, None, None);
+        let (mut our_transport, mut their_transport) = (None, None);
         let mut r = Reader::new(body, "refusal");
         while let Some((tag, mut f)) = r.field()? {
             match tag {
@@ -162,6 +178,8 @@ impl Reject {
                 tag::LAYOUT => layout = Some((LayoutField::of(f.u16()?), f.u64()?, f.u64()?)),
                 tag::OUR_DTYPE => our_dtype = Some(text(&mut f, MAX_DTYPE, "dtype")?),
                 tag::THEIR_DTYPE => their_dtype = Some(text(&mut f, MAX_DTYPE, "dtype")?),
+                tag::OUR_TRANSPORT => our_transport = Some(text(&mut f, MAX_TRANSPORT, "transport")?),
+                tag::THEIR_TRANSPORT => their_transport = Some(text(&mut f, MAX_TRANSPORT, "transport")?),
                 tag::WINNER => winner = Some(f.u64()?),
                 tag::VERSIONS => versions = Some((f.u16()?, f.u16()?)),
                 _ => {}
@@ -185,6 +203,10 @@ impl Reject {
             }
             7 => Self::Unsupported { what: said },
             8 => Self::Malformed { what: said },
+            9 => Self::Transport {
+                ours: our_transport.ok_or(HelloError::Missing("transport"))?,
+                theirs: their_transport.ok_or(HelloError::Missing("transport"))?,
+            },
             code => Self::Other { code, text: said },
         })
     }
@@ -194,6 +216,7 @@ impl Reject {
         match self {
             Self::Layout { field, ours, theirs } => Self::Layout { field, ours: theirs, theirs: ours },
             Self::Dtype { ours, theirs } => Self::Dtype { ours: theirs, theirs: ours },
+            Self::Transport { ours, theirs } => Self::Transport { ours: theirs, theirs: ours },
             Self::Version { ours, theirs } => Self::Version { ours: theirs, theirs: ours },
             other => other,
         }
@@ -206,6 +229,7 @@ impl Reject {
                 ConnectError::LayoutMismatch { field: field.name(), ours, theirs }
             }
             Self::Dtype { ours, theirs } => ConnectError::DtypeMismatch { ours, theirs },
+            Self::Transport { ours, theirs } => ConnectError::TransportMismatch { ours, theirs },
             Self::Version { ours, theirs } => ConnectError::Version { ours, theirs },
             Self::Duplicate { winner } => ConnectError::Duplicate { winner },
             Self::Busy => ConnectError::Busy,
@@ -246,11 +270,12 @@ mod tests {
             Reject::Layout { field: LayoutField::BlockBytes, ours: 32768, theirs: 16384 },
             Reject::Layout { field: LayoutField::Other(99), ours: 1, theirs: 2 },
             Reject::Dtype { ours: "bf16".into(), theirs: "fp8".into() },
+            Reject::Transport { ours: "soft-shm".into(), theirs: "soft-tcp".into() },
             Reject::Duplicate { winner: 77 },
             Reject::Busy,
             Reject::Closing,
             Reject::Version { ours: 1, theirs: 2 },
-            Reject::Unsupported { what: "transport: soft-tcp and verbs".into() },
+            Reject::Unsupported { what: "no notification in common".into() },
             Reject::Malformed { what: "no path".into() },
             Reject::Other { code: 1000, text: "later".into() },
         ]
@@ -280,6 +305,9 @@ mod tests {
         assert!(there.contains("16384 on this side, 32768 on the peer's"), "{there}");
         let dtype = Reject::Dtype { ours: "bf16".into(), theirs: "fp8".into() }.remote_error().to_string();
         assert!(dtype.contains(r#""fp8" on this side, "bf16" on the peer's"#), "{dtype}");
+        let reject = Reject::Transport { ours: "soft-shm".into(), theirs: "soft-tcp".into() };
+        let there = reject.remote_error().to_string();
+        assert!(there.contains("soft-tcp on this side, soft-shm on the peer's"), "{there}");
     }
 
     #[test]

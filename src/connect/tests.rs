@@ -88,6 +88,25 @@ async fn b1_case_16_block_sizes_and_dtypes_that_differ_are_refused_naming_both_v
 }
 
 #[tokio::test]
+async fn k9_sides_without_a_transport_in_common_are_refused_naming_both() {
+    let l = listener().await;
+    let with = |transport: &str| Hello { transport: transport.into(), ..sample() };
+    // The server of these tests takes TCP only.
+    let (server, client) = tokio::join!(serve_one(&l), connect_with(&l, with("soft-shm"), Expect::default()));
+    for (end, named) in [
+        (server.unwrap_err(), "soft-tcp on this side, soft-shm on the peer's"),
+        (client.unwrap_err(), "soft-shm on this side, soft-tcp on the peer's"),
+    ] {
+        assert!(matches!(end, ConnectError::TransportMismatch { .. }), "{end:?}");
+        assert!(end.to_string().contains(named), "{end}");
+        assert_eq!(end.fault(), Fault::Incompatible);
+    }
+    let (server, client) =
+        tokio::join!(serve_one(&l), connect_with(&l, with("soft-auto"), Expect::default()));
+    assert!(server.is_ok() && client.is_ok());
+}
+
+#[tokio::test]
 async fn b1_case_46_the_wrong_peer_answers() {
     let l = listener().await;
     for expect in [

@@ -2,6 +2,9 @@
 //!
 //! An RDMA device is opened by the name that the kernel gives it (`mlx5_0`, `rxe0`), one of the soft provider by its
 //! profile, see [`guide::transports`](crate::guide::transports). Nothing here needs a runtime, except registering memory.
+//!
+//! What a device says of its transport is what its queue pairs can take. What one of them has taken, a connection decides:
+//! [`QueuePair::path`](crate::ring::QueuePair::path), [`KvChannel::path`](crate::kv::KvChannel::path).
 
 mod caps;
 mod events;
@@ -31,7 +34,6 @@ use crate::reactor::events::Watch;
 
 /// The name that opens the soft device which `LANDFALL_SOFT` describes.
 const SOFT: &str = "soft";
-const SOFT_TCP: &str = "soft-tcp";
 
 /// A device that can be opened, as [`Device::list`] gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +41,7 @@ const SOFT_TCP: &str = "soft-tcp";
 pub struct DeviceInfo {
     /// The name for [`Device::open`].
     pub name: String,
-    /// How it moves data: `soft-tcp`, `verbs-ib`, `verbs-roce` or `verbs-iwarp`.
+    /// As [`Device::transport`].
     pub transport: &'static str,
     /// The soft provider's profile. `None` for an RDMA device.
     pub profile: Option<Profile>,
@@ -57,6 +59,7 @@ pub struct Device {
 struct Inner {
     provider: provider::Device,
     name: String,
+    transport: &'static str,
     profile: Option<Profile>,
     address: IpAddr,
     /// Reads its events, where it has a descriptor for them.
@@ -70,13 +73,14 @@ impl Device {
     ///
     /// Each RDMA device is opened for a moment, to ask it.
     pub fn list() -> Vec<DeviceInfo> {
-        let from_env = SoftConfig::from_env().ok().map(|c| (SOFT.to_owned(), c.profile));
-        let by_profile = Profile::ALL.into_iter().map(|p| (format!("{SOFT}-{p}"), p));
-        let soft = from_env.into_iter().chain(by_profile).map(|(name, p)| DeviceInfo {
+        let from_env = SoftConfig::from_env().ok().map(|c| (SOFT.to_owned(), c));
+        let by_profile =
+            Profile::ALL.into_iter().map(|p| (format!("{SOFT}-{p}"), SoftConfig::new().profile(p)));
+        let soft = from_env.into_iter().chain(by_profile).map(|(name, config)| DeviceInfo {
             name,
-            transport: SOFT_TCP,
-            profile: Some(p),
-            capabilities: p.capabilities(),
+            transport: config.transport.of_device(),
+            profile: Some(config.profile),
+            capabilities: config.profile.capabilities(),
         });
         rdma::list().into_iter().chain(soft).collect()
     }
@@ -121,7 +125,7 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Config`] for an unspecified or multicast address, which no peer could reach; [`DeviceError::Os`] when no socket can be bound to its address.
     pub fn soft(config: SoftConfig) -> Result<Self, DeviceError> {
-        let (profile, address) = (config.profile, config.address);
+        let (profile, address, transport) = (config.profile, config.address, config.transport.of_device());
         if address.is_unspecified() || address.is_multicast() {
             return Err(DeviceError::Config {
                 what: "address of a soft device",
@@ -133,6 +137,7 @@ impl Device {
         let inner = Inner {
             provider: provider::Device::Soft(device),
             name: format!("{SOFT}-{profile}"),
+            transport,
             profile: Some(profile),
             address,
             _watch: None,
@@ -145,13 +150,10 @@ impl Device {
         &self.inner.name
     }
 
-    /// How it moves data: `soft-tcp`, `verbs-ib`, `verbs-roce` or `verbs-iwarp`.
+    /// How it moves data: `verbs-ib`, `verbs-roce` or `verbs-iwarp`, and of the soft provider `soft-tcp`, `soft-shm`, or
+    /// `soft-auto` where each connection takes one of these two.
     pub fn transport(&self) -> &'static str {
-        match &self.inner.provider {
-            provider::Device::Soft(_) => SOFT_TCP,
-            #[cfg(feature = "verbs")]
-            provider::Device::Verbs(d) => rdma::transport(d.port().fabric),
-        }
+        self.inner.transport
     }
 
     /// Whether it is an RDMA device, and not the soft provider.
@@ -291,11 +293,13 @@ mod rdma {
 
     pub(super) fn device(name: &str, device: Arc<VerbsDevice>) -> Result<Device, DeviceError> {
         let watch = device.watch()?;
+        let transport = transport(device.port().fabric);
         let gid = Ipv6Addr::from(device.port().gid);
         let address = gid.to_ipv4_mapped().map_or(IpAddr::V6(gid), IpAddr::V4);
         let inner = Inner {
             provider: provider::Device::Verbs(device),
             name: name.to_owned(),
+            transport,
             profile: None,
             address,
             _watch: watch,

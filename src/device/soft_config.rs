@@ -29,7 +29,7 @@ impl Default for SoftConfig {
             profile: Profile::Default,
             seed: 0,
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            transport: SoftTransport::Tcp,
+            transport: SoftTransport::Auto,
             faults: Faults::new(),
             rails: BTreeMap::new(),
         }
@@ -54,14 +54,14 @@ impl SoftConfig {
         self
     }
 
-    /// The local IP address that queue pairs listen on, and that peers are told. The default, the loopback address, is
-    /// for one host.
+    /// The local IP address that queue pairs listen on where they take TCP, and that peers are told. The default, the loopback
+    /// address, is for one host.
     pub fn address(mut self, address: IpAddr) -> Self {
         self.address = address;
         self
     }
 
-    /// What queue pairs run over. Default [`SoftTransport::Tcp`].
+    /// What queue pairs run over. Both sides must have one in common. Default [`SoftTransport::Auto`].
     pub fn transport(mut self, transport: SoftTransport) -> Self {
         self.transport = transport;
         self
@@ -104,9 +104,10 @@ impl SoftConfig {
     }
 
     /// From text in the format of `LANDFALL_SOFT`: `key=value` pairs separated by commas. The keys are `profile`,
-    /// `seed`, `address`, `transport`, and those of [`Faults`] by the names of its methods, for instance `delay=5ms`, `drop_after=100000`;
-    /// with `rail1.` before it, a fault is of one queue pair ([`rail_faults`](Self::rail_faults)). Times have a unit (`ns`, `us`,
-    /// `ms`, `s`). The last of two equal keys counts; what is not named has its default.
+    /// `seed`, `address`, `transport` (`auto`, `tcp` or `shm`), and those of [`Faults`] by the names of its methods, for instance
+    /// `delay=5ms`, `drop_after=100000`; with `rail1.` before it, a fault is of one queue pair
+    /// ([`rail_faults`](Self::rail_faults)). Times have a unit (`ns`, `us`, `ms`, `s`). The last of two equal keys counts; what is
+    /// not named has its default.
     ///
     /// # Errors
     /// [`DeviceError::Config`], which names what was found and what is accepted.
@@ -169,8 +170,8 @@ impl SoftConfig {
 
 impl fmt::Display for SoftConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "profile={},seed={},address={}", self.profile, self.seed, self.address)?;
-        write!(f, ",transport={}", self.transport)?;
+        let Self { profile, seed, address, transport, .. } = self;
+        write!(f, "profile={profile},seed={seed},address={address},transport={transport}")?;
         self.faults.write(f, "")?;
         for (rail, faults) in &self.rails {
             faults.write(f, &format!("{RAIL}{rail}."))?;
@@ -209,12 +210,15 @@ mod tests {
     fn soft_config_parses_what_it_documents_and_names_what_is_wrong() {
         let c = SoftConfig::parse(" profile=srd, seed=7,address=::1 ").unwrap();
         assert_eq!(c, SoftConfig::new().profile(Profile::Srd).seed(7).address("::1".parse().unwrap()));
+        let c = SoftConfig::parse("transport=shm,profile=tiny").unwrap();
+        assert_eq!(c, SoftConfig::new().transport(SoftTransport::Shm).profile(Profile::Tiny));
         assert_eq!(SoftConfig::parse("").unwrap(), SoftConfig::default());
         for (text, named) in [
             ("profile=fast", "erdma-compat"),
             ("seed=-1", "seed=N"),
             ("seed=18446744073709551616", "seed=N"),
-            ("delays=5ms", "profile, seed, address, delay"),
+            ("delays=5ms", "profile, seed, address, transport, delay"),
+            ("transport=pipe", "transport= with auto, tcp or shm"),
             ("rail1.delay=5", "rail1.delay= with a time"),
             ("railway.delay=5ms", "railN."),
             ("rail1.seed=5", "railN."),
@@ -245,11 +249,12 @@ mod tests {
         let c = SoftConfig::new()
             .profile(Profile::Srd)
             .seed(9)
+            .transport(SoftTransport::Tcp)
             .faults(every)
             .rail_faults(1, one)
             .rail_faults(12, every);
         assert_eq!(SoftConfig::parse(&c.to_string()).unwrap(), c, "{c}");
-        let text = "profile=srd,seed=7,address=127.0.0.1,delay=5ms,rail1.delay=200ms";
+        let text = "profile=srd,seed=7,address=127.0.0.1,transport=shm,delay=5ms,rail1.delay=200ms";
         assert_eq!(SoftConfig::parse(text).unwrap().to_string(), text);
         assert_eq!(SoftConfig::default().to_string().parse::<SoftConfig>().unwrap(), SoftConfig::default());
     }

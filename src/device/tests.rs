@@ -5,11 +5,15 @@ fn k9_every_listed_device_opens_and_says_what_it_is() {
     let list = Device::list();
     for profile in Profile::ALL {
         let info = list.iter().find(|d| d.name == format!("soft-{profile}")).unwrap();
-        assert_eq!((info.transport, info.profile), ("soft-tcp", Some(profile)));
+        assert_eq!((info.transport, info.profile), ("soft-auto", Some(profile)));
         let device = Device::open(&info.name).unwrap();
         assert_eq!((device.name(), device.transport()), (info.name.as_str(), info.transport));
         assert_eq!(device.capabilities(), &info.capabilities);
         assert_eq!(profile.to_string().parse::<Profile>().unwrap(), profile);
+    }
+    for transport in SoftTransport::ALL {
+        let device = Device::soft(SoftConfig::new().transport(transport)).unwrap();
+        assert_eq!(device.transport(), format!("soft-{transport}"));
     }
     let e = Device::open("mlx5_0").unwrap_err().to_string();
     assert!(e.contains("mlx5_0") && e.contains("soft-erdma-compat"), "{e}");

@@ -14,7 +14,7 @@ use super::blocks::Blocks;
 use super::bootstrap::Chosen;
 use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
-use super::path::PathReport;
+use super::path::{PathReport, transport_of};
 use super::path_check::PathCheck;
 use super::pool::{KvPool, PoolAccess};
 use super::proto::{Resolution, TransferId};
@@ -25,7 +25,6 @@ use super::write::{Write, WriteRequest};
 /// What a channel was agreed to be, for its path report.
 #[derive(Debug)]
 pub(super) struct PathFacts {
-    pub(super) transport: &'static str,
     pub(super) fabric: Option<&'static str>,
     pub(super) device: String,
     pub(super) port: Option<u8>,
@@ -246,8 +245,11 @@ impl KvChannel {
             let ip = Ipv6Addr::from(gid);
             ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
         };
+        let qps = self.inner.driver.reports();
+        let (transport, transport_reason) = transport_of(&qps);
         PathReport {
-            transport: facts.transport,
+            transport,
+            transport_reason,
             fabric: facts.fabric,
             device: facts.device.clone(),
             port: facts.port,
@@ -259,7 +261,7 @@ impl KvChannel {
             gid: ip(facts.gid),
             peer_gid: ip(facts.peer_gid),
             mtu: facts.mtu,
-            qps: self.inner.driver.reports(),
+            qps: qps.into_iter().map(|(qp, _)| qp).collect(),
             counters: self.inner.check.as_ref().and_then(PathCheck::last),
         }
     }

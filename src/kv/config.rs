@@ -28,6 +28,7 @@ pub struct KvConfig {
     pub(crate) abort_grace: Duration,
     pub(crate) connect_timeout: Duration,
     pub(crate) require_rdma: bool,
+    pub(crate) require_shared_memory: bool,
     pub(crate) bootstrap: Bootstrap,
 }
 
@@ -47,6 +48,7 @@ impl Default for KvConfig {
             abort_grace: Duration::from_millis(500),
             connect_timeout: Duration::from_secs(10),
             require_rdma: false,
+            require_shared_memory: false,
             bootstrap: Bootstrap::Auto,
         }
     }
@@ -116,6 +118,14 @@ impl KvConfig {
     /// [`PathReport::transport`](super::PathReport::transport) says which way was taken in any case.
     pub fn require_rdma(mut self, require: bool) -> Self {
         self.require_rdma = require;
+        self
+    }
+
+    /// Refuses every device that could also take another way: only a soft device with
+    /// [`SoftTransport::Shm`](crate::device::SoftTransport::Shm) is left, whose connects fail where shared memory does not reach
+    /// (K9). Default off.
+    pub fn require_shared_memory(mut self, require: bool) -> Self {
+        self.require_shared_memory = require;
         self
     }
 

@@ -15,7 +15,7 @@ use super::handshake::{Accepted, dial_peer};
 use super::peers::Peers;
 use super::pool::KvPool;
 use crate::connect::{ConnectError, Deadline, Expect, Stage};
-use crate::device::{Device, ProtectionDomain};
+use crate::device::{Device, ProtectionDomain, SoftTransport};
 use crate::error::DeviceError;
 use crate::random::random_u64;
 
@@ -56,7 +56,8 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// [`DeviceError::NoRuntime`] outside of a tokio runtime; [`DeviceError::Config`] and [`DeviceError::Limit`] when
-    /// `config` is not valid or does not fit the device; [`DeviceError::Unsupported`] when it requires RDMA.
+    /// `config` is not valid or does not fit the device; [`DeviceError::Unsupported`] when it requires RDMA, or shared memory, and
+    /// the device is of another kind.
     pub fn new(pool: KvPool, config: KvConfig) -> Result<Self, DeviceError> {
         Self::named(pool, config, "")
     }
@@ -81,6 +82,13 @@ impl KvEndpoint {
                 what: "RDMA, which KvConfig::require_rdma asks for,",
                 device: device.name().to_owned(),
                 fix: "open an RDMA device, or do not require it",
+            });
+        }
+        if config.require_shared_memory && device.transport() != SoftTransport::Shm.of_device() {
+            return Err(DeviceError::Unsupported {
+                what: "shared memory and nothing else, which KvConfig::require_shared_memory asks for,",
+                device: format!("{} ({})", device.name(), device.transport()),
+                fix: "open a soft device with SoftTransport::Shm, or do not require it",
             });
         }
         // Checked here, so that the mistake is found before anybody connects.
@@ -141,7 +149,8 @@ impl KvEndpoint {
     /// # Errors
     /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
     /// [`ConnectError::Resources`] with [`DeviceError::NoManualConnect`] when out of band is asked for on a device that only
-    /// a connection manager can connect. [`ConnectError::fault`] says who has to change something.
+    /// a connection manager can connect. [`ConnectError::TransportMismatch`] and [`ConnectError::NoPath`] when the soft devices'
+    /// [`SoftTransport`]s do not lead to each other. [`ConnectError::fault`] says who has to change something.
     ///
     /// # Cancel safety
     /// Dropping the future gives the attempt up and releases what it had.

@@ -119,9 +119,17 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(checked) => checked,
         Err(reject) => return Err(reply.reject(reject).await),
     };
-    let built = match managed {
-        None => setup::connect(shared, built, &peer, &agreed, true).await?,
-        Some(to) => managed::ask(shared, built, &peer, &agreed, to, deadline).await?,
+    let connected = match managed {
+        None => setup::connect(shared, built, &peer, &agreed, true).await,
+        Some(to) => managed::ask(shared, built, &peer, &agreed, to, deadline).await,
+    };
+    let built = match connected {
+        // Only the side that dials finds that out, and the other one is told.
+        Err(error @ ConnectError::NoPath { .. }) => {
+            reply.reject(Reject::Unsupported { what: error.to_string() }).await;
+            return Err(error);
+        }
+        built => built?,
     };
     let parts = (built, proto, pool);
     let channel = match establish(claimed, parts, &ours, &peer, &agreed, chosen, deadline).await {
@@ -291,7 +299,6 @@ async fn establish(
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),
         facts: PathFacts {
-            transport: if shared.device.is_rdma() { "verbs" } else { "tcp" },
             fabric: shared.device.transport().strip_prefix("verbs-"),
             device: shared.device.name().to_owned(),
             port: shared.device.port(),
@@ -312,6 +319,8 @@ async fn establish(
         peer_name: peer.name.clone(),
     });
     shared.peers.live(peer_epoch, connection, &inner);
+    // After that: it may end here.
+    driver.look();
     start(shared, &driver, completions)?;
     Ok(KvChannel { inner })
 }

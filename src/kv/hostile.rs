@@ -10,13 +10,15 @@ use crate::connect::{
     ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, client,
     dial,
 };
-use crate::device::{Device, SoftConfig};
+use crate::device::{Device, SoftConfig, SoftTransport};
 use crate::provider::QpAddress;
 
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) async fn endpoint(config: KvConfig) -> KvEndpoint {
-    let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
+    // The strangers speak to its data connections.
+    let soft = SoftConfig::new().transport(SoftTransport::Tcp);
+    let pd = Device::soft(soft).unwrap().alloc_pd().unwrap();
     KvEndpoint::new(KvPool::new(&pd, Layout::contiguous(2, 8, 64).unwrap()).await.unwrap(), config).unwrap()
 }
 

@@ -11,8 +11,13 @@ use crate::counters::CounterReport;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PathReport {
-    /// `"tcp"` for the soft provider over TCP, `"verbs"` for an RDMA device.
+    /// `"tcp"` or `"shm"` for the soft provider, over TCP or in shared memory; `"verbs"` for an RDMA device. `"mixed"` where the
+    /// queue pairs differ, each of which says its own: with [`SoftTransport::Auto`](crate::device::SoftTransport::Auto), when
+    /// shared memory could not be had for some of them. `"auto"` on the listening side until the peer has come in, which over a
+    /// network can be a moment after the handshake.
     pub transport: &'static str,
+    /// Why that one: it was asked for, or what `Auto` has found.
+    pub transport_reason: String,
     /// What is under an RDMA device: `"ib"`, `"roce"` or `"iwarp"`.
     pub fabric: Option<&'static str>,
     /// The device's name.
@@ -47,6 +52,8 @@ pub struct PathReport {
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct QpReport {
+    /// What carries it: `"tcp"`, `"shm"` or `"verbs"`.
+    pub transport: &'static str,
     /// Local queue pair number.
     pub qp_num: u32,
     /// The peer's queue pair number.
@@ -90,8 +97,20 @@ impl fmt::Display for PathReport {
         if let Some(counters) = &self.counters {
             write!(f, "; counters {counters}")?;
         }
-        Ok(())
+        write!(f, "; why {}: {}", self.transport, self.transport_reason)
     }
+}
+
+/// What carries the queue pairs of a channel, and why: one word where they agree.
+pub(super) fn transport_of(qps: &[(QpReport, String)]) -> (&'static str, String) {
+    let Some(((first, reason), others)) = qps.split_first() else { return Default::default() };
+    if others.iter().all(|(qp, _)| qp.transport == first.transport) {
+        return (first.transport, reason.clone());
+    }
+    let each = |(qp, reason): &(QpReport, String)| {
+        format!("{} on queue pair {} ({reason})", qp.transport, qp.qp_num)
+    };
+    ("mixed", qps.iter().map(each).collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -103,6 +122,7 @@ mod tests {
         let qp = QpReport { qp_num: 7, peer_qp_num: 9, ..QpReport::default() };
         let path = PathReport {
             transport: "verbs",
+            transport_reason: "the device is an RDMA device".to_owned(),
             fabric: Some("iwarp"),
             device: "siw0".to_owned(),
             port: Some(1),
@@ -119,7 +139,23 @@ mod tests {
         };
         let text = path.to_string();
         let end = "mtu 1024, 200:a4d:100:: -> 200:a4d:101::; qp 7->9 wrote 0 bytes in 0 writes, \
-                   qp 7->9 wrote 0 bytes in 0 writes";
+                   qp 7->9 wrote 0 bytes in 0 writes; why verbs: the device is an RDMA device";
         assert!(text.ends_with(end), "{text}");
+    }
+
+    #[test]
+    fn k9_queue_pairs_that_are_carried_differently_are_each_named() {
+        let qp = |qp_num, transport, reason: &str| {
+            (QpReport { qp_num, transport, ..QpReport::default() }, reason.to_owned())
+        };
+        let here = "both ends are on this host";
+        let alike = [qp(2, "shm", here), qp(3, "shm", here)];
+        assert_eq!(transport_of(&alike), ("shm", here.to_owned()));
+        let (transport, reason) = transport_of(&[qp(2, "shm", here), qp(3, "tcp", "no descriptors left")]);
+        assert_eq!(transport, "mixed");
+        assert_eq!(
+            reason,
+            format!("shm on queue pair 2 ({here}), tcp on queue pair 3 (no descriptors left)")
+        );
     }
 }

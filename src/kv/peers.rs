@@ -157,9 +157,15 @@ impl Peers {
         self.changed.notify_waiters();
     }
 
-    /// A handshake has ended without a channel.
+    /// A handshake has ended without a channel. Only the side that decides had claimed something for it: what the other one
+    /// has under this id is of a handshake that came before and became a channel (a hello that came twice).
     pub(super) fn release(&self, peer: u64, connection: u64) {
-        lock(&self.state).unlink(peer, connection);
+        let mut state = lock(&self.state);
+        if self.decides(peer) {
+            state.unlink(peer, connection);
+        }
+        state.forget_blank(peer);
+        drop(state);
         self.changed.notify_waiters();
     }
 
@@ -168,6 +174,7 @@ impl Peers {
         let mut state = lock(&self.state);
         state.peer(self.epoch, peer).ledger = Some(ledger);
         state.unlink(peer, connection);
+        state.forget_blank(peer);
         state.keep_ended(peer);
         if state.dead.len() == DEAD_KEPT {
             state.dead.pop_front();
@@ -207,16 +214,20 @@ impl State {
             .or_insert_with(|| Peer { ledger: Some(Ledger::new(epoch, peer)), link: Link::None })
     }
 
-    /// Ends the link, if it is this connection's. A peer with which nothing was ever exchanged is forgotten, so that
-    /// callers under ever new epochs take no memory (B4).
+    /// Ends the link, if it is this connection's.
     fn unlink(&mut self, peer: u64, connection: u64) {
-        let Entry::Occupied(mut entry) = self.by_epoch.entry(peer) else { return };
-        match &entry.get().link {
+        let Some(entry) = self.by_epoch.get_mut(&peer) else { return };
+        match &entry.link {
             Link::Claimed(own) | Link::Live { connection: own, .. } if *own == connection => {
-                entry.get_mut().link = Link::None;
+                entry.link = Link::None;
             }
             _ => {}
         }
+    }
+
+    /// Forgets a peer with which nothing was ever exchanged, so that callers under ever new epochs take no memory (B4).
+    fn forget_blank(&mut self, peer: u64) {
+        let Entry::Occupied(entry) = self.by_epoch.entry(peer) else { return };
         if entry.get().is_idle() && entry.get().ledger.as_ref().is_some_and(Ledger::is_blank) {
             entry.remove();
         }
@@ -274,8 +285,15 @@ mod tests {
             assert_eq!(claim(), Answer::Yes(()));
             let Answer::Yes(ledger) = peers.commit(2, 0xa) else { panic!("no ledger") };
             lock(&peers.state).peer(own, 2).link = Link::Live { connection: 0xa, channel: Weak::new() };
-            assert!(matches!(peers.commit(2, 0xa), Answer::Taken(0xa)));
-            assert!(matches!(lock(&peers.state).by_epoch[&2].link, Link::Live { connection: 0xa, .. }));
+            // Again and again: the end of one leaves the channel for the next to find.
+            for _ in 0..2 {
+                assert!(matches!(peers.commit(2, 0xa), Answer::Taken(0xa)));
+                // The side that decides has refused it before.
+                if own < 2 {
+                    peers.release(2, 0xa);
+                }
+                assert!(matches!(lock(&peers.state).by_epoch[&2].link, Link::Live { connection: 0xa, .. }));
+            }
             peers.ended(2, 0xa, ledger);
         }
     }

@@ -75,6 +75,8 @@ pub(crate) struct Queue {
     free_send: Vec<u32>,
     max_inline: usize,
     report: QpReport,
+    /// What carried its bytes, and why, once the queue pair is away.
+    path: (&'static str, String),
 }
 
 impl Queue {
@@ -109,6 +111,7 @@ impl Queue {
             send,
             max_inline: sizes.max_inline as usize,
             report: QpReport { qp_num, ..QpReport::default() },
+            path: Default::default(),
         };
         for slot in 0..this.recv.len() {
             this.repost(slot as u32);
@@ -129,8 +132,14 @@ impl Queue {
         self.report.peer_qp_num = peer_qp_num;
     }
 
+    /// What it carried. What carries it is not in there: that is asked of the queue pair.
     pub(crate) fn report(&self) -> QpReport {
         self.report
+    }
+
+    /// What carries its bytes, and why.
+    pub(crate) fn path(&self) -> (&'static str, String) {
+        self.qp.as_ref().map_or_else(|| self.path.clone(), provider::Qp::path)
     }
 
     /// Nothing is posted, so nothing can complete any more.
@@ -221,7 +230,9 @@ impl Queue {
 
     /// Gives the queue pair away, to be destroyed. Nothing is posted from here on.
     pub(crate) fn take_qp(&mut self) -> Option<provider::Qp> {
-        self.qp.take()
+        let qp = self.qp.take()?;
+        self.path = qp.path();
+        Some(qp)
     }
 
     /// The queue pair has been destroyed: its peer writes nothing here any more. Tokens that never completed go to `lost`.

@@ -19,8 +19,8 @@ use crate::memory::{Memory, Prefault};
 use crate::provider::{self, QpAddress, QpConnect};
 use crate::random::random_u64;
 
-/// The transport's name in the hello: both sides must use the same. A queue pair without order speaks another protocol
-/// than one with it (as SRD and RC do), so that it has another name.
+/// The transport's name in the hello: what our queue pairs can be carried by. One without order speaks another protocol than
+/// one with it (as SRD and RC do), so that it has another name.
 fn transport(shared: &Shared) -> String {
     let name = shared.device.transport();
     if shared.device.capabilities().ordered { name.to_owned() } else { format!("{name}-unordered") }
@@ -177,7 +177,7 @@ fn connect_all(
             min_rnr_timer: MIN_RNR_TIMER,
             active,
         })
-        .map_err(ConnectError::resources)?;
+        .map_err(ConnectError::queue_pair)?;
     }
     Ok(())
 }

@@ -705,7 +705,6 @@ impl Qp {
 
     /// What carries its bytes (`tcp`, `shm` or `verbs`), and why that. The dialling side knows it once it is connected, the other
     /// one when the peer has come in; it stays known after the end.
-    #[allow(dead_code)] // For the report of a channel's path.
     pub(crate) fn path(&self) -> (&'static str, String) {
         match self {
             Self::Soft(q) => q.path(),

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::device::Capabilities;
+use crate::device::{Capabilities, SoftTransport};
 use crate::error::QpError;
 use crate::provider::QpAddress;
 
@@ -89,6 +89,22 @@ impl ConnectOptions {
     }
 }
 
+/// What carries the bytes of a queue pair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct QpPath {
+    /// `"tcp"` or `"shm"` on the soft provider, `"verbs"` on an RDMA device.
+    pub transport: &'static str,
+    /// Why that one.
+    pub reason: String,
+}
+
+impl fmt::Display for QpPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.transport, self.reason)
+    }
+}
+
 /// What a peer needs to connect to a queue pair. Plain data for an exchange of the user's own.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpEndpoint {
@@ -138,6 +154,11 @@ impl QpEndpoint {
             rd_atomic: caps.max_rd_atomic,
             ordered: caps.ordered,
         }
+    }
+
+    /// What it takes. `None` where it is not of a soft device.
+    pub(super) fn takes(&self) -> Option<SoftTransport> {
+        SoftTransport::of_address(&self.address())
     }
 
     pub(super) fn address(&self) -> QpAddress {

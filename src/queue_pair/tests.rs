@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::completion_queue::CqConfig;
-use crate::device::{Device, Profile, SoftConfig};
+use crate::device::{Device, Profile, SoftConfig, SoftTransport};
 use crate::error::WcStatus;
 use crate::provider::{SendOp, Sge};
 use crate::ring::{Owner, Wr, WrKind};
@@ -82,4 +82,34 @@ async fn b1_order_and_no_order_are_not_connected() {
     }
     let tiny = queue_pair(&open(Profile::Tiny));
     rc.connect(&tiny.endpoint().unwrap(), Role::Active, ConnectOptions::default()).await.unwrap();
+}
+
+/// And what carries its bytes is known when they are connected.
+#[tokio::test]
+async fn k9_queue_pairs_without_a_transport_in_common_are_not_connected() {
+    let make = |transport| {
+        let device = Device::soft(SoftConfig::new().transport(transport)).unwrap();
+        let cq = CompletionQueue::new(&device, CqConfig::new(16)).unwrap();
+        QueuePair::new(&device.alloc_pd().unwrap(), &cq, &cq, QpConfig::new(4, 4)).unwrap()
+    };
+    for (ours, theirs) in [(SoftTransport::Tcp, SoftTransport::Shm), (SoftTransport::Shm, SoftTransport::Tcp)]
+    {
+        let (a, b) = (make(ours), make(theirs));
+        let to_b = b.endpoint().unwrap();
+        let error = a.connect(&to_b, Role::Active, ConnectOptions::default()).await.unwrap_err();
+        let QpError::Mismatch { ours: this, theirs: that, .. } = error else { panic!("{error:?}") };
+        assert_eq!((this, that), (ours.of_device(), theirs.of_device()));
+        assert_eq!(a.path(), None, "it is not connected");
+    }
+    for (transport, name) in [(SoftTransport::Tcp, "tcp"), (SoftTransport::Shm, "shm")] {
+        let (a, b) = (make(transport), make(transport));
+        let (to_a, to_b) = (a.endpoint().unwrap(), b.endpoint().unwrap());
+        b.connect(&to_a, Role::Passive, ConnectOptions::default()).await.unwrap();
+        a.connect(&to_b, Role::Active, ConnectOptions::default()).await.unwrap();
+        assert_eq!(a.path().unwrap().transport, name);
+        let received = b.recv(());
+        a.send(()).await.0.unwrap();
+        received.await.0.unwrap();
+        assert_eq!(b.path().unwrap().transport, name);
+    }
 }

@@ -113,7 +113,7 @@ mod state;
 mod wr_id;
 
 pub use crate::completion_queue::{CompletionQueue, CqConfig};
-pub use crate::queue_pair::{ConnectOptions, QpConfig, QpEndpoint, QueuePair, Role};
+pub use crate::queue_pair::{ConnectOptions, QpConfig, QpEndpoint, QpPath, QueuePair, Role};
 pub use crate::shared_receive_queue::SharedReceiveQueue;
 pub use batch::Batch;
 pub use buffer::Buffer;

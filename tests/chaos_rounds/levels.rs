@@ -1,6 +1,7 @@
 //! What a process must have back after a round: descriptors, mappings, tasks, threads.
 
 use std::fmt;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// How long a process may take to let go of everything.
@@ -12,6 +13,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Levels {
     pub descriptors: usize,
     pub mapped_kib: u64,
+    /// Mappings of memfds, which are what is shared: our own, and those of peers.
+    pub memfds: usize,
     pub tasks: usize,
     pub threads: usize,
 }
@@ -23,6 +26,7 @@ impl Levels {
         Ok(Self {
             descriptors: count("/proc/self/fd")?,
             mapped_kib: maps.lines().filter(|line| is_ours(line)).map(kib).sum(),
+            memfds: maps.lines().filter(|line| name(line).starts_with(MEMFD)).count(),
             tasks: tokio::runtime::Handle::current().metrics().num_alive_tasks(),
             threads: count("/proc/self/task")?,
         })
@@ -46,22 +50,44 @@ impl Levels {
     fn is_within(&self, before: &Self) -> bool {
         self.descriptors <= before.descriptors
             && self.mapped_kib <= before.mapped_kib
+            && self.memfds <= before.memfds
             && self.tasks <= before.tasks
             && self.threads <= before.threads
     }
 }
 
+/// The C library keeps the stacks of some threads that have ended, for the next ones: as many as ever run at once are mapped
+/// from the beginning, so that they are no news later.
+pub fn map_stacks() {
+    const THREADS: usize = 4;
+    let all = Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| all.wait());
+        }
+    });
+}
+
 impl fmt::Display for Levels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { descriptors, mapped_kib, tasks, threads } = self;
-        write!(f, "{descriptors} descriptors, {mapped_kib} KiB mapped, {tasks} tasks, {threads} threads")
+        let Self { descriptors, mapped_kib, memfds, tasks, threads } = self;
+        write!(
+            f,
+            "{descriptors} descriptors, {mapped_kib} KiB mapped, {memfds} memfds mapped, {tasks} tasks, {threads} threads"
+        )
     }
+}
+
+const MEMFD: &str = "/memfd:";
+
+fn name(line: &str) -> &str {
+    line.split_ascii_whitespace().nth(5).unwrap_or("")
 }
 
 /// Not of a file or the kernel, nor the heap.
 fn is_ours(line: &str) -> bool {
-    let name = line.split_ascii_whitespace().nth(5).unwrap_or("");
-    name.is_empty() || name.starts_with("/memfd:") || name.starts_with("[anon:")
+    let name = name(line);
+    name.is_empty() || name.starts_with(MEMFD) || name.starts_with("[anon:")
 }
 
 fn kib(line: &str) -> u64 {

@@ -1,8 +1,8 @@
 //! Chaos: processes that write to each other under seeded faults and real signals, and what must hold all the same.
 //!
-//! `tests/chaos --rounds N [--seed S] [--profile P]` starts this program. Each round has a seed of its own, which decides
-//! everything that can be decided: the profile, the number of processes, the faults of each one's device, the signals and the
-//! moments for them, and what the senders do. A round that fails prints the line that repeats it.
+//! `tests/chaos --rounds N [--seed S] [--profile P] [--transport T]` starts this program. Each round has a seed of its own, which
+//! decides everything that can be decided: the profile, the transport, the number of processes, the faults of each one's device,
+//! the signals and the moments for them, and what the senders do. A round that fails prints the line that repeats it.
 //!
 //! ```text
 //!   main.rs         arguments; rounds, one after the other; what they found
@@ -27,20 +27,20 @@ mod worker;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use landfall::device::Profile;
+use landfall::device::{Profile, SoftTransport};
 
 use coordinator::Coordinator;
 use plan::Plan;
 
 /// What `tests/chaos` says first: the rest are its options.
 const RUN: &str = "run";
-const USAGE: &str =
-    "tests/chaos [--rounds N] [--seed S] [--profile P] [--minutes M] [--keep-going] [--verbose]";
+const USAGE: &str = "tests/chaos [--rounds N] [--seed S] [--profile P] [--transport T] [--minutes M] [--keep-going] [--verbose]";
 
 struct Args {
     rounds: u64,
     seed: u64,
     profile: Option<Profile>,
+    transport: Option<SoftTransport>,
     limit: Option<Duration>,
     keep_going: bool,
     verbose: bool,
@@ -52,6 +52,7 @@ impl Args {
             rounds: Profile::ALL.len() as u64,
             seed: 1,
             profile: None,
+            transport: None,
             limit: None,
             keep_going: false,
             verbose: false,
@@ -64,6 +65,9 @@ impl Args {
                 "--rounds" => args.rounds = value().and_then(|v| v.parse().map_err(|_| wrong(v)))?,
                 "--seed" => args.seed = value().and_then(|v| v.parse().map_err(|_| wrong(v)))?,
                 "--profile" => args.profile = Some(value().and_then(|v| v.parse().map_err(|_| wrong(v)))?),
+                "--transport" => {
+                    args.transport = Some(value().and_then(|v| v.parse().map_err(|_| wrong(v)))?);
+                }
                 "--minutes" => {
                     let minutes: u64 = value().and_then(|v| v.parse().map_err(|_| wrong(v)))?;
                     args.limit = Some(Duration::from_secs(minutes.saturating_mul(60)));
@@ -113,14 +117,15 @@ async fn rounds(args: &Args) -> ExitCode {
         if args.limit.is_some_and(|limit| start.elapsed() >= limit) {
             break;
         }
-        let plan = Plan::draw(seed, args.profile);
+        let plan = Plan::draw(seed, args.profile, args.transport);
         done += 1;
         if let Err(found) = coordinator.round(&plan).await {
             failed += 1;
             let profile = args.profile.map_or(String::new(), |p| format!(" --profile {p}"));
             println!("FAILED round {seed}: {found}");
             println!("{plan}");
-            println!("repeat it: tests/chaos --rounds 1 --seed {seed}{profile}");
+            let transport = args.transport.map_or(String::new(), |t| format!(" --transport {t}"));
+            println!("repeat it: tests/chaos --rounds 1 --seed {seed}{profile}{transport}");
             if !args.keep_going {
                 break;
             }

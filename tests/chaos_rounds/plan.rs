@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use landfall::device::{Faults, Profile, SoftConfig};
+use landfall::device::{Faults, Profile, SoftConfig, SoftTransport};
 use landfall::kv::Bootstrap;
 
 use crate::content::Rng;
@@ -44,16 +44,26 @@ pub struct Plan {
 }
 
 impl Plan {
-    pub fn draw(seed: u64, profile: Option<Profile>) -> Self {
+    pub fn draw(seed: u64, profile: Option<Profile>, transport: Option<SoftTransport>) -> Self {
         let mut rng = Rng::new(seed);
         let in_turn = Profile::ALL[(seed % Profile::ALL.len() as u64) as usize];
         let profile = profile.unwrap_or(in_turn);
+        // Each profile meets each transport. Where the receiver takes either, its senders differ.
+        let transport = transport.unwrap_or_else(|| {
+            let turn = seed / Profile::ALL.len() as u64;
+            SoftTransport::ALL[(turn % SoftTransport::ALL.len() as u64) as usize]
+        });
         let senders = rng.range(1, 2) as usize;
         // All of them the same way. Some profiles leave no choice.
         let bootstrap = if rng.one_in(3) { Bootstrap::Cm } else { Bootstrap::Auto };
         let mut parts = Vec::new();
-        for _ in 0..=senders {
-            let mut soft = SoftConfig::new().profile(profile).seed(rng.next() >> 32);
+        for part in 0..=senders {
+            let transport = match (transport, part) {
+                (SoftTransport::Auto, 1) => SoftTransport::Shm,
+                (SoftTransport::Auto, 2) => SoftTransport::Tcp,
+                _ => transport,
+            };
+            let mut soft = SoftConfig::new().profile(profile).transport(transport).seed(rng.next() >> 32);
             let qps = if profile == Profile::Tiny { rng.range(1, 2) } else { rng.range(1, 4) };
             // Of all queue pairs, of one, or none.
             match rng.range(0, 3) {

@@ -1,16 +1,16 @@
-//! K1 to K5 under each fault, over every profile.
+//! K1 to K5 under each fault, over every profile, over TCP and in shared memory.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::Device;
 use landfall::kv::{
     ArrivalError, Cause, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout, Reason, Resolution,
     WriteError, WriteRequest,
 };
 use landfall::ring::{CompletionQueue, CqConfig, QpConfig, QueuePair};
 
-use crate::common::{fill, on_soft_profiles, until, wrong};
+use crate::common::{On, fill, on_soft_profiles, until, wrong};
 
 const BLOCKS: u32 = 32;
 const BLOCK_BYTES: u64 = 16 << 10;
@@ -38,16 +38,15 @@ fn config() -> KvConfig {
     KvConfig::default().heartbeat(Duration::from_millis(300)).peer_timeout(Duration::from_secs(3))
 }
 
-async fn endpoint(profile: Profile, faults: &str, config: KvConfig) -> KvEndpoint {
-    let soft: SoftConfig = format!("profile={profile},seed=7,{faults}").parse().unwrap();
-    let pd = Device::soft(soft).unwrap().alloc_pd().unwrap();
+async fn endpoint(on: On, faults: &str, config: KvConfig) -> KvEndpoint {
+    let pd = Device::soft(on.faulty(faults)).unwrap().alloc_pd().unwrap();
     let layout = Layout::contiguous(1, BLOCKS, BLOCK_BYTES).unwrap();
     KvEndpoint::new(KvPool::new(&pd, layout).await.unwrap(), config).unwrap()
 }
 
-async fn ends(profile: Profile, sends: &str, receives: &str, config: KvConfig) -> Ends {
-    let sending = endpoint(profile, sends, config.clone()).await;
-    let receiving = endpoint(profile, receives, config).await;
+async fn ends(on: On, sends: &str, receives: &str, config: KvConfig) -> Ends {
+    let sending = endpoint(on, sends, config.clone()).await;
+    let receiving = endpoint(on, receives, config).await;
     let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
     Ends { sender: sender.unwrap(), receiver: receiver.unwrap(), sending, receiving, listener }
@@ -72,9 +71,9 @@ async fn whole_again(ends: &Ends) {
     .await;
 }
 
-async fn k1_what_is_late_lands_whole(profile: Profile) {
+async fn k1_what_is_late_lands_whole(on: On) {
     for faults in ["delay=5ms", "reorder=10ms", "rate=20000000", "stall=200ms,stall_after=100000"] {
-        let e = ends(profile, faults, faults, config().qps(2)).await;
+        let e = ends(on, faults, faults, config().qps(2)).await;
         for round in 0..3 {
             let writes: Vec<_> = (0..4).map(|i| e.sender.write(request(&e, 8, round * 4 + i))).collect();
             for write in writes {
@@ -105,8 +104,8 @@ async fn arrivals(channel: &KvChannel) -> Vec<u64> {
 }
 
 /// The place of a channel's first queue pair: a connection manager's handshake has one of its own, before it.
-fn rail(profile: Profile) -> u32 {
-    if profile.capabilities().oob { 0 } else { 1 }
+fn rail(on: On) -> u32 {
+    if on.caps().oob { 0 } else { 1 }
 }
 
 /// Another connection of the same two endpoints, whose queue pairs commit no fault: others take the faulty places.
@@ -127,10 +126,10 @@ async fn again(e: &mut Ends) -> (KvChannel, Vec<(CompletionQueue, QueuePair)>) {
     (sender.unwrap(), places)
 }
 
-async fn k2_a_connection_that_dies_at_any_byte_of_the_sender(profile: Profile) {
+async fn k2_a_connection_that_dies_at_any_byte_of_the_sender(on: On) {
     let (mut lost, mut landed) = (0, 0);
     for bytes in [3_000, 20_000, 70_000, 140_000, 265_000, 400_000] {
-        let mut e = ends(profile, &format!("rail{}.drop_after={bytes}", rail(profile)), "", config()).await;
+        let mut e = ends(on, &format!("rail{}.drop_after={bytes}", rail(on)), "", config()).await;
         let requests: Vec<_> = (0..4).map(|i| request(&e, 8, i)).collect();
         let writes: Vec<_> = requests.into_iter().map(|r| e.sender.write(r)).collect();
         let mut told = Vec::new();
@@ -165,12 +164,12 @@ async fn k2_a_connection_that_dies_at_any_byte_of_the_sender(profile: Profile) {
     );
 }
 
-async fn k2_case_48_a_confirmation_that_is_lost_is_resolved_as_landed(profile: Profile) {
+async fn k2_case_48_a_confirmation_that_is_lost_is_resolved_as_landed(on: On) {
     // What the receiver says before its confirmation differs between profiles: the connection dies at one byte after the other.
     for bytes in (100..6_000).step_by(12) {
         // Where the handshake is on the queue pair, its end is there too.
-        let faults = format!("rail{}.drop_after={bytes}", rail(profile));
-        let accepted = tokio::time::timeout(Duration::from_secs(20), try_ends(profile, &faults));
+        let faults = format!("rail{}.drop_after={bytes}", rail(on));
+        let accepted = tokio::time::timeout(Duration::from_secs(20), try_ends(on, &faults));
         let Ok(Some(mut e)) = accepted.await else { continue };
         let Some(request) = try_request(&e, 8, 1) else { continue };
         let (end, _) = e.sender.write(request).await;
@@ -194,17 +193,17 @@ async fn k2_case_48_a_confirmation_that_is_lost_is_resolved_as_landed(profile: P
     panic!("the connection never died between the landing and its confirmation");
 }
 
-async fn try_ends(profile: Profile, receives: &str) -> Option<Ends> {
-    let sending = endpoint(profile, "", config().connect_timeout(Duration::from_secs(2))).await;
-    let receiving = endpoint(profile, receives, config()).await;
+async fn try_ends(on: On, receives: &str) -> Option<Ends> {
+    let sending = endpoint(on, "", config().connect_timeout(Duration::from_secs(2))).await;
+    let receiving = endpoint(on, receives, config()).await;
     let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let sender = sending.connect(listener.local_addr()).await.ok()?;
     let receiver = listener.accept().await.ok()?;
     Some(Ends { sender, receiver, sending, receiving, listener })
 }
 
-async fn k4_a_cancel_of_what_is_held_back_travels(profile: Profile) {
-    let e = ends(profile, "delay=30ms", "", config()).await;
+async fn k4_a_cancel_of_what_is_held_back_travels(on: On) {
+    let e = ends(on, "delay=30ms", "", config()).await;
     for round in 0..3 {
         let write = e.sender.write(request(&e, 16, round));
         tokio::task::yield_now().await;
@@ -222,8 +221,8 @@ async fn k4_a_cancel_of_what_is_held_back_travels(profile: Profile) {
 }
 
 /// Found by chaos: the queue pairs have failed and are not destroyed yet.
-async fn k4_a_grant_on_a_channel_that_is_ending_ends_too(profile: Profile) {
-    let e = ends(profile, "", "", config()).await;
+async fn k4_a_grant_on_a_channel_that_is_ending_ends_too(on: On) {
+    let e = ends(on, "", "", config()).await;
     let before = e.receiver.grant(e.receiver.pool().try_alloc(2).unwrap()).unwrap();
     e.receiver.kill();
     let mut open = vec![before.id()];
@@ -238,9 +237,9 @@ async fn k4_a_grant_on_a_channel_that_is_ending_ends_too(profile: Profile) {
     whole_again(&e).await;
 }
 
-async fn k5_a_reader_stalled_for_ever_is_a_lost_peer(profile: Profile) {
+async fn k5_a_reader_stalled_for_ever_is_a_lost_peer(on: On) {
     let config = config().heartbeat(Duration::from_millis(100)).peer_timeout(Duration::from_secs(1));
-    let e = ends(profile, "", "stall=100000s,stall_after=40000", config).await;
+    let e = ends(on, "", "stall=100000s,stall_after=40000", config).await;
     let requests: Vec<_> = (0..4).map(|i| request(&e, 8, i)).collect();
     let writes: Vec<_> = requests.into_iter().map(|r| e.sender.write(r)).collect();
     for write in writes {
@@ -257,9 +256,9 @@ async fn k5_a_reader_stalled_for_ever_is_a_lost_peer(profile: Profile) {
 }
 
 /// CASES 30, with a transport that would take a minute.
-async fn k5_a_slow_rail_ends_at_the_users_deadline(profile: Profile) {
+async fn k5_a_slow_rail_ends_at_the_users_deadline(on: On) {
     let config = config().peer_timeout(Duration::from_secs(60)).abort_grace(Duration::from_millis(200));
-    let e = ends(profile, "rate=20000", "", config).await;
+    let e = ends(on, "rate=20000", "", config).await;
     let write = e.sender.write(request(&e, BLOCKS, 1).deadline(Duration::from_millis(300)));
     match write.await.0 {
         // All of it had been posted, so that it is not for the sender to say.
@@ -270,11 +269,11 @@ async fn k5_a_slow_rail_ends_at_the_users_deadline(profile: Profile) {
     whole_again(&e).await;
 }
 
-async fn r6_a_failed_request_ends_the_channel_and_every_write(profile: Profile) {
+async fn r6_a_failed_request_ends_the_channel_and_every_write(on: On) {
     for faults in ["fail_wr=3", "fail_post=3", "fail_wr=9", "fail_post=9"] {
         // Where the handshake is on the queue pair, the third request is of it.
-        let sending = endpoint(profile, faults, config().connect_timeout(Duration::from_secs(2))).await;
-        let receiving = endpoint(profile, "", config()).await;
+        let sending = endpoint(on, faults, config().connect_timeout(Duration::from_secs(2))).await;
+        let receiving = endpoint(on, "", config()).await;
         let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
         let Ok(sender) = sending.connect(listener.local_addr()).await else { continue };
         let receiver = listener.accept().await.unwrap();

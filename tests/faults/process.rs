@@ -4,10 +4,10 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::Device;
 use landfall::kv::{ArrivalError, Grant, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
 
-use crate::common::{fill, on_soft_profiles, until, wrong};
+use crate::common::{On, fill, on_soft_profiles, until, wrong};
 
 const TO: &str = "LANDFALL_TEST_ADDRESS";
 const BLOCKS: u32 = 64;
@@ -37,12 +37,12 @@ fn dies() {
 
 on_soft_profiles!(k5_a_process_that_its_fault_kills_in_the_middle_of_a_message);
 
-async fn k5_a_process_that_its_fault_kills_in_the_middle_of_a_message(profile: Profile) {
-    let endpoint = endpoint(Device::soft(SoftConfig::new().profile(profile)).unwrap()).await;
+async fn k5_a_process_that_its_fault_kills_in_the_middle_of_a_message(on: On) {
+    let endpoint = endpoint(Device::soft(on.faulty("")).unwrap()).await;
     let mut listener = endpoint.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "process::dies", "--ignored"])
-        .env("LANDFALL_SOFT", format!("profile={profile},seed=3,kill_after=600000"))
+        .env("LANDFALL_SOFT", on.faulty("seed=3,kill_after=600000").to_string())
         .env(TO, listener.local_addr().to_string())
         .spawn()
         .unwrap();

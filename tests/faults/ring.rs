@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use landfall::device::{Device, Profile, ProtectionDomain, SoftConfig};
+use landfall::device::{Device, Profile, ProtectionDomain};
 use landfall::error::{OpError, WcStatus};
 use landfall::memory::{Access, Exposed, Memory, Region};
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QueuePair, Role};
+
+use crate::common::On;
 
 const DEPTH: u32 = 16;
 const LEN: u64 = 20_000;
@@ -17,9 +19,8 @@ struct Side {
 }
 
 impl Side {
-    fn new(faults: &str, profile: Profile) -> Self {
-        let config: SoftConfig = format!("profile={profile},seed=7,{faults}").parse().unwrap();
-        let device = Device::soft(config).unwrap();
+    fn new(faults: &str, on: On) -> Self {
+        let device = Device::soft(on.faulty(faults)).unwrap();
         let pd = device.alloc_pd().unwrap();
         let cq = CompletionQueue::new(&device, CqConfig::new(2 * DEPTH)).unwrap();
         let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(DEPTH, DEPTH)).unwrap();
@@ -31,8 +32,8 @@ impl Side {
     }
 }
 
-async fn pair(profile: Profile, faults: &str) -> (Side, Side) {
-    let (a, b) = (Side::new(faults, profile), Side::new("", profile));
+async fn pair(on: On, faults: &str) -> (Side, Side) {
+    let (a, b) = (Side::new(faults, on), Side::new("", on));
     let (to_a, to_b) = (a.qp.endpoint().unwrap(), b.qp.endpoint().unwrap());
     b.qp.connect(&to_a, Role::Passive, ConnectOptions::default()).await.unwrap();
     a.qp.connect(&to_b, Role::Active, ConnectOptions::default()).await.unwrap();
@@ -53,10 +54,12 @@ async fn writes(a: &Side, b: &Side, n: u64) -> Vec<Result<u64, OpError>> {
     ends
 }
 
-fn on_every<F: AsyncFn(Profile)>(test: F) {
+fn on_every<F: AsyncFn(On)>(test: F) {
     for profile in Profile::ALL.into_iter().filter(|p| p.capabilities().oob) {
-        eprintln!("profile {profile}");
-        crate::common::run(test(profile));
+        for on in [On::Soft(profile), On::Shm(profile)] {
+            eprintln!("{on:?}");
+            crate::common::run(test(on));
+        }
     }
 }
 
@@ -80,8 +83,8 @@ fn one_cause(ends: &[Result<u64, OpError>], status: WcStatus) {
 
 #[test]
 fn r6_a_dropped_connection_is_the_cause_of_every_flush() {
-    on_every(async |profile| {
-        let (a, b) = pair(profile, "drop_after=110000").await;
+    on_every(async |on| {
+        let (a, b) = pair(on, "drop_after=110000").await;
         // More than the queue holds: some wait inside of the ring.
         let ends = writes(&a, &b, 40).await;
         one_cause(&ends, WcStatus::RetryExceeded);
@@ -92,8 +95,8 @@ fn r6_a_dropped_connection_is_the_cause_of_every_flush() {
 
 #[test]
 fn r6_a_request_that_the_device_fails_is_the_cause_of_every_flush() {
-    on_every(async |profile| {
-        let (a, b) = pair(profile, "fail_wr=6").await;
+    on_every(async |on| {
+        let (a, b) = pair(on, "fail_wr=6").await;
         let ends = writes(&a, &b, 40).await;
         one_cause(&ends, WcStatus::LocalQpOperation);
         assert_eq!(status_of(ends[5].as_ref().unwrap_err()), Some(WcStatus::LocalQpOperation));
@@ -102,8 +105,8 @@ fn r6_a_request_that_the_device_fails_is_the_cause_of_every_flush() {
 
 #[test]
 fn r10_a_post_that_the_driver_refuses_fails_alone() {
-    on_every(async |profile| {
-        let (a, b) = pair(profile, "fail_post=6").await;
+    on_every(async |on| {
+        let (a, b) = pair(on, "fail_post=6").await;
         let ends = writes(&a, &b, 10).await;
         for (i, end) in ends.iter().enumerate() {
             match (i, end) {
@@ -118,11 +121,11 @@ fn r10_a_post_that_the_driver_refuses_fails_alone() {
 
 #[test]
 fn r2_delays_draws_paces_and_stalls_lose_nothing() {
-    on_every(async |profile| {
+    on_every(async |on| {
         for faults in ["delay=3ms", "reorder=3ms", "rate=4000000", "delay=1ms,reorder=5ms,rate=8000000"] {
-            let (a, b) = pair(profile, faults).await;
+            let (a, b) = pair(on, faults).await;
             let ends = writes(&a, &b, 40).await;
-            assert!(ends.iter().all(|e| matches!(e, Ok(LEN))), "{profile}, {faults}: {ends:?}");
+            assert!(ends.iter().all(|e| matches!(e, Ok(LEN))), "{on:?}, {faults}: {ends:?}");
         }
     });
 }
@@ -130,15 +133,15 @@ fn r2_delays_draws_paces_and_stalls_lose_nothing() {
 /// Dropping what waits on a stalled peer neither blocks nor leaks: the futures are dropped, then everything else.
 #[test]
 fn r7_what_a_fault_holds_back_is_dropped_like_anything_else() {
-    on_every(async |profile| {
+    on_every(async |on| {
         for faults in ["delay=1000s", "stall=1000s", "rate=1024"] {
-            let (a, b) = pair(profile, faults).await;
+            let (a, b) = pair(on, faults).await;
             let (source, target) = (a.memory(LEN).await, b.memory(LEN).await);
             let write = || a.qp.write(source.slice(..).unwrap(), target.remote().whole());
             drop((0..10).map(|_| write()).collect::<Vec<_>>());
             let kept: Vec<_> = (0..10).map(|_| write()).collect();
             let closed = tokio::time::timeout(Duration::from_secs(60), a.qp.close()).await;
-            assert!(closed.is_ok(), "{profile}, {faults}: closing hangs");
+            assert!(closed.is_ok(), "{on:?}, {faults}: closing hangs");
             for op in kept {
                 // The first may have left by itself before the close.
                 let _ = op.await;

@@ -1,4 +1,5 @@
-//! Two connected endpoints, blocks with known content, and one harness over every profile and over RDMA devices.
+//! Two connected endpoints, blocks with known content, and one harness over every profile, over TCP and in shared memory, and
+//! over RDMA devices.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,27 +12,33 @@ pub(crate) use crate::on::On;
 /// Longer than anything takes on a busy machine. A test that reaches it hangs, and says where.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Makes a test for each profile out of `async fn name(profile)`, whose argument is a `Profile` or what is made of one.
+/// Makes a test for each profile over TCP, and one in shared memory, out of `async fn name(on: On)`.
 macro_rules! on_soft_profiles {
     ($($name:ident $({ $more:item })?),+ $(,)?) => {$(
         mod $name {
-            use landfall::device::Profile;
-            use crate::common::run;
-            #[test]
-            fn default() { run(super::$name(Profile::Default.into())) }
-            #[test]
-            fn erdma_compat() { run(super::$name(Profile::ErdmaCompat.into())) }
-            #[test]
-            fn erdma_standard() { run(super::$name(Profile::ErdmaStandard.into())) }
-            #[test]
-            fn siw() { run(super::$name(Profile::Siw.into())) }
-            #[test]
-            fn srd() { run(super::$name(Profile::Srd.into())) }
-            #[test]
-            fn tiny() { run(super::$name(Profile::Tiny.into())) }
+            use super::$name as body;
+            mod tcp { $crate::common::on_soft_profiles!(@ Soft); }
+            mod shm { $crate::common::on_soft_profiles!(@ Shm); }
             $($more)?
         }
     )+};
+    (@ $on:ident) => {
+        use landfall::device::Profile;
+        use crate::common::{On, run};
+        use super::body;
+        #[test]
+        fn default() { run(body(On::$on(Profile::Default))) }
+        #[test]
+        fn erdma_compat() { run(body(On::$on(Profile::ErdmaCompat))) }
+        #[test]
+        fn erdma_standard() { run(body(On::$on(Profile::ErdmaStandard))) }
+        #[test]
+        fn siw() { run(body(On::$on(Profile::Siw))) }
+        #[test]
+        fn srd() { run(body(On::$on(Profile::Srd))) }
+        #[test]
+        fn tiny() { run(body(On::$on(Profile::Tiny))) }
+    };
 }
 pub(crate) use on_soft_profiles;
 
@@ -41,7 +48,7 @@ macro_rules! on_every_profile {
         $crate::common::on_soft_profiles!($($name {
             #[test]
             #[ignore = "needs RDMA devices"]
-            fn verbs() { run(super::$name($crate::common::On::Devices)) }
+            fn verbs() { $crate::common::run(body($crate::common::On::Devices)) }
         }),+);
     };
 }

@@ -115,18 +115,22 @@ async fn k9_the_path_counts_every_byte(on: On) {
     let (landed, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(32).unwrap())).await;
     let landed = landed.unwrap();
     let path = sender.path();
-    let transport = match on {
-        On::Soft(profile) => {
-            assert_eq!(path.profile.as_deref(), Some(profile.to_string().as_str()));
-            assert_eq!(path.gid.to_string(), "127.0.0.1");
-            "tcp"
-        }
-        On::Devices => "verbs",
-    };
+    let transport = on.transport();
+    assert_eq!(path.profile, on.profile().map(|p| p.to_string()));
+    if on.profile().is_some() {
+        assert_eq!(path.gid.to_string(), "127.0.0.1");
+    }
     assert_eq!(path.transport, transport);
     assert_eq!(path.qps.iter().map(|qp| qp.bytes_written).sum::<u64>(), landed.bytes);
     assert!(path.qps.iter().map(|qp| qp.writes).sum::<u64>() >= landed.wrs);
     let far = receiver.path();
+    for path in [&path, &far] {
+        assert!(path.qps.iter().all(|qp| qp.transport == transport), "{path}");
+        assert!(
+            !path.transport_reason.is_empty() && path.to_string().contains(&path.transport_reason),
+            "{path}"
+        );
+    }
     assert_eq!(far.qps[0].qp_num, path.qps[0].peer_qp_num);
     assert_eq!(far.qps.iter().map(|qp| qp.bytes_written).sum::<u64>(), 0);
     assert!(path.to_string().contains(transport));

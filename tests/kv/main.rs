@@ -1,4 +1,5 @@
-//! The contracts of `KvChannel`, each over every profile of the soft provider and on RDMA devices, within one process.
+//! The contracts of `KvChannel`, each over every profile of the soft provider, over TCP and in shared memory, and on RDMA devices,
+//! within one process.
 //!
 //! A test is written once and runs under each profile: see `on_every_profile`. The tests named `verbs` need two devices that
 //! reach each other, named by `RDMA_DEV0` and `RDMA_DEV1`, with the addresses `RDMA_IP0` and `RDMA_IP1`; they are ignored by
@@ -13,3 +14,4 @@ mod landing;
 mod manager;
 #[path = "../on/mod.rs"]
 mod on;
+mod transports;

@@ -1,17 +1,20 @@
-//! What a test runs on: a profile of the soft provider, or two RDMA devices that reach each other. Shared by the harnesses of
-//! `ring`, `kv` and `processes`, which make the tests; devices are found by the environment, as in `verbs`.
+//! What a test runs on: a profile of the soft provider, over TCP or in shared memory, or two RDMA devices that reach each other.
+//! Shared by the harnesses of `ring`, `kv`, `faults` and `processes`, which make the tests; devices are found by the
+//! environment, as in `verbs`.
 
 // Each of these binaries uses a part of it.
 #![allow(dead_code)]
 
 use std::net::SocketAddr;
 
-use landfall::device::{Capabilities, Device, Profile, SoftConfig};
+use landfall::device::{Capabilities, Device, Profile, SoftConfig, SoftTransport};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
-    /// The soft provider, both ends on one device.
+    /// The soft provider over TCP, both ends on one device.
     Soft(Profile),
+    /// The same in shared memory, and nothing else.
+    Shm(Profile),
     /// The RDMA devices that `RDMA_DEV0` and `RDMA_DEV1` name, whose addresses are `RDMA_IP0` and `RDMA_IP1`. The near end is
     /// on the first of them, the far end on the second.
     Devices,
@@ -24,11 +27,44 @@ impl From<Profile> for On {
 }
 
 impl On {
+    /// The profile and the transport of a soft device. `None` on RDMA devices.
+    pub(crate) fn soft(self) -> Option<SoftConfig> {
+        let config = |profile, transport| SoftConfig::new().profile(profile).transport(transport);
+        match self {
+            Self::Soft(profile) => Some(config(profile, SoftTransport::Tcp)),
+            Self::Shm(profile) => Some(config(profile, SoftTransport::Shm)),
+            Self::Devices => None,
+        }
+    }
+
+    /// The same with faults, which are written as `LANDFALL_SOFT` has them.
+    pub(crate) fn faulty(self, faults: &str) -> SoftConfig {
+        let soft = self.soft().expect("faults are of the soft provider");
+        format!("{soft},seed=7,{faults}").parse().unwrap()
+    }
+
+    /// The soft provider's profile.
+    pub(crate) fn profile(self) -> Option<Profile> {
+        match self {
+            Self::Soft(profile) | Self::Shm(profile) => Some(profile),
+            Self::Devices => None,
+        }
+    }
+
+    /// What carries the bytes, as a report of the path says it.
+    pub(crate) fn transport(self) -> &'static str {
+        match self {
+            Self::Soft(_) => "tcp",
+            Self::Shm(_) => "shm",
+            Self::Devices => "verbs",
+        }
+    }
+
     /// The devices of the near and of the far end.
     pub(crate) fn devices(self) -> (Device, Device) {
         match self {
-            Self::Soft(profile) => {
-                let device = Device::soft(SoftConfig::new().profile(profile).seed(7)).unwrap();
+            Self::Soft(_) | Self::Shm(_) => {
+                let device = Device::soft(self.soft().unwrap().seed(7)).unwrap();
                 (device.clone(), device)
             }
             Self::Devices => {
@@ -46,7 +82,7 @@ impl On {
     /// Where the end of this number listens.
     pub(crate) fn any_port_of(self, end: usize) -> SocketAddr {
         let address = match self {
-            Self::Soft(_) => "127.0.0.1".to_owned(),
+            Self::Soft(_) | Self::Shm(_) => "127.0.0.1".to_owned(),
             Self::Devices => variable(["RDMA_IP0", "RDMA_IP1"][end]),
         };
         SocketAddr::new(address.parse().unwrap(), 0)
@@ -55,7 +91,7 @@ impl On {
     /// A number of rounds, of which a quarter is enough on devices: they may be emulated, and so may the processor.
     pub(crate) fn rounds(self, n: u64) -> u64 {
         match self {
-            Self::Soft(_) => n,
+            Self::Soft(_) | Self::Shm(_) => n,
             Self::Devices => n.div_ceil(4),
         }
     }

@@ -1,5 +1,5 @@
-//! The peer process: starting it, hearing what it prints, freezing and killing it, and one harness over every profile and over
-//! RDMA devices.
+//! The peer process: starting it, hearing what it prints, freezing and killing it, and one harness over every profile, over TCP
+//! and in shared memory, and over RDMA devices.
 //!
 //! A peer prints lines that begin with a mark, and takes one line commands on its standard input. Everything else
 //! that is on its standard output is the test runner's.
@@ -21,12 +21,14 @@ pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
 pub(crate) use crate::on::On;
 
-/// Environment of a peer: its role, its profile, and where it listens or connects.
+/// Environment of a peer: its role, what it runs on, and where it listens or connects.
 pub(crate) const ROLE: &str = "LANDFALL_TEST_ROLE";
 pub(crate) const PROFILE: &str = "LANDFALL_TEST_PROFILE";
 pub(crate) const ADDRESS: &str = "LANDFALL_TEST_ADDRESS";
 /// In the place of a profile: RDMA devices.
 const DEVICES: &str = "devices";
+/// Before a profile: in shared memory.
+const SHM: &str = "shm-";
 /// Heartbeat and peer time-out of a peer, in milliseconds: `200 2000`. Unset: the defaults.
 pub(crate) const LIVENESS: &str = "LANDFALL_TEST_LIVENESS";
 /// How a peer connects. Unset: as its device can.
@@ -35,29 +37,36 @@ pub(crate) const BOOTSTRAP: &str = "LANDFALL_TEST_BOOTSTRAP";
 /// What a peer's own lines begin with.
 pub(crate) const MARK: &str = "@@ ";
 
-/// Makes a test for each profile out of `async fn name(on: On)`, and one on RDMA devices, which is ignored by default.
+/// Makes a test for each profile over TCP, and one in shared memory, out of `async fn name(on: On)`, and one on RDMA devices, which
+/// is ignored by default.
 macro_rules! on_every_profile {
     ($($name:ident),+ $(,)?) => {$(
         mod $name {
-            use landfall::device::Profile;
-            use crate::harness::{On, run};
-            #[test]
-            fn default() { run(super::$name(On::Soft(Profile::Default))) }
-            #[test]
-            fn erdma_compat() { run(super::$name(On::Soft(Profile::ErdmaCompat))) }
-            #[test]
-            fn erdma_standard() { run(super::$name(On::Soft(Profile::ErdmaStandard))) }
-            #[test]
-            fn siw() { run(super::$name(On::Soft(Profile::Siw))) }
-            #[test]
-            fn srd() { run(super::$name(On::Soft(Profile::Srd))) }
-            #[test]
-            fn tiny() { run(super::$name(On::Soft(Profile::Tiny))) }
+            use super::$name as body;
+            mod tcp { $crate::harness::on_every_profile!(@ Soft); }
+            mod shm { $crate::harness::on_every_profile!(@ Shm); }
             #[test]
             #[ignore = "needs RDMA devices"]
-            fn verbs() { run(super::$name(On::Devices)) }
+            fn verbs() { crate::harness::run(body(crate::harness::On::Devices)) }
         }
     )+};
+    (@ $on:ident) => {
+        use landfall::device::Profile;
+        use crate::harness::{On, run};
+        use super::body;
+        #[test]
+        fn default() { run(body(On::$on(Profile::Default))) }
+        #[test]
+        fn erdma_compat() { run(body(On::$on(Profile::ErdmaCompat))) }
+        #[test]
+        fn erdma_standard() { run(body(On::$on(Profile::ErdmaStandard))) }
+        #[test]
+        fn siw() { run(body(On::$on(Profile::Siw))) }
+        #[test]
+        fn srd() { run(body(On::$on(Profile::Srd))) }
+        #[test]
+        fn tiny() { run(body(On::$on(Profile::Tiny))) }
+    };
 }
 pub(crate) use on_every_profile;
 
@@ -117,12 +126,17 @@ fn end() -> usize {
 pub(crate) fn name(on: On) -> String {
     match on {
         On::Soft(profile) => profile.to_string(),
+        On::Shm(profile) => format!("{SHM}{profile}"),
         On::Devices => DEVICES.to_owned(),
     }
 }
 
 pub(crate) fn named(name: &str) -> On {
-    if name == DEVICES { On::Devices } else { On::Soft(name.parse().unwrap()) }
+    match name.strip_prefix(SHM) {
+        Some(profile) => On::Shm(profile.parse().unwrap()),
+        None if name == DEVICES => On::Devices,
+        None => On::Soft(name.parse().unwrap()),
+    }
 }
 
 /// A peer process. Killed when dropped, frozen or not.

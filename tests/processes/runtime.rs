@@ -5,8 +5,13 @@ use std::time::{Duration, Instant};
 use landfall::device::Profile;
 use landfall::kv::WriteRequest;
 
-use crate::harness::{BLOCKS, PATIENCE, Peer, endpoint, run, soon};
+use crate::harness::{BLOCKS, On, PATIENCE, Peer, endpoint, run, soon};
 use crate::roles::say;
+
+/// What runtimes are dropped on, one after the other.
+fn each() -> impl Iterator<Item = On> {
+    Profile::ALL.into_iter().flat_map(|p| [On::Soft(p), On::Shm(p)])
+}
 
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").unwrap().count()
@@ -15,12 +20,11 @@ fn threads() -> usize {
 /// In the peer process.
 pub(crate) fn dropped() {
     let before = threads();
-    for profile in Profile::ALL {
+    for on in each() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (pool, target, writes) = runtime.block_on(async {
-            let (sending, receiving) =
-                (endpoint(profile.into(), soon()).await, endpoint(profile.into(), soon()).await);
+            let (sending, receiving) = (endpoint(on, soon()).await, endpoint(on, soon()).await);
             let mut listener = receiving.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
             let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
             let (sender, receiver) = (sender.unwrap(), receiver.unwrap());
@@ -39,11 +43,11 @@ pub(crate) fn dropped() {
             let (threads, free) = (threads(), (pool.free_blocks(), target.free_blocks()));
             assert!(
                 start.elapsed() < PATIENCE,
-                "{profile}: {threads} threads, {before} before; free blocks {free:?}"
+                "{on:?}: {threads} threads, {before} before; free blocks {free:?}"
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-        say(format_args!("clean {profile}"));
+        say(format_args!("clean {on:?}"));
     }
 }
 
@@ -51,8 +55,8 @@ pub(crate) fn dropped() {
 fn r7_a_dropped_runtime_leaves_no_thread_behind() {
     run(async {
         let mut peer = Peer::start("runtime-dropped", Profile::Default, &[]);
-        for profile in Profile::ALL {
-            peer.hear(&format!("clean {profile}")).await;
+        for on in each() {
+            peer.hear(&format!("clean {on:?}")).await;
         }
         assert!(peer.end().await.success());
     });

@@ -1,4 +1,4 @@
-//! Two connected queue pairs, and a runner over the soft profiles and over RDMA devices.
+//! Two connected queue pairs, and a runner over the soft profiles, over TCP and in shared memory, and over RDMA devices.
 
 use std::future::Future;
 use std::time::Duration;
@@ -105,14 +105,19 @@ pub(crate) fn profiles() -> Vec<Profile> {
     Profile::ALL.into_iter().filter(|p| p.capabilities().oob).collect()
 }
 
-/// Makes two tests of `async fn name(on: On)`: over every such profile, and on RDMA devices, which is ignored by default.
+/// Makes three tests of `async fn name(on: On)`: over every such profile by TCP, the same in shared memory, and on RDMA devices,
+/// which is ignored by default.
 /// `name(own_runtime)` does it for `fn name(on: On)`, which makes the runtimes that it wants.
 macro_rules! on_every_profile {
     ($($name:ident $(($own:ident))?),+ $(,)?) => {$(
         mod $name {
             #[test]
             fn soft() {
-                crate::harness::profiles().into_iter().for_each(|p| on(p.into()))
+                crate::harness::profiles().into_iter().for_each(|p| on(crate::harness::On::Soft(p)))
+            }
+            #[test]
+            fn shm() {
+                crate::harness::profiles().into_iter().for_each(|p| on(crate::harness::On::Shm(p)))
             }
             #[test]
             #[ignore = "needs RDMA devices"]

@@ -38,7 +38,7 @@ async fn r6_flushed_operations_carry_the_first_failure(on: On) {
         if let Err(error) = op.await.0 {
             assert!(is_cause(&error), "{error:?}");
         } else {
-            assert_eq!(on, On::Soft(Profile::Srd));
+            assert_eq!(on.profile(), Some(Profile::Srd));
         }
     }
     let error = recv.await.0.unwrap_err();

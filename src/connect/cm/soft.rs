@@ -30,7 +30,7 @@ use super::super::oob::{self, OobListener};
 use super::super::reject::Reject;
 use super::attr::{MAX_REJECT, MAX_REPLY, MAX_REQUEST, foreign};
 use super::offer::{self, MAX_BODY, Offer};
-use crate::device::Device;
+use crate::device::{Device, SoftTransport};
 use crate::provider::soft::SoftCmQp;
 use crate::provider::{self, CmAttr};
 
@@ -163,7 +163,7 @@ impl SoftRequest {
     ) -> Result<SoftConnection, ConnectError> {
         check_device(&self.device, &qp)?;
         let caps = self.device.capabilities();
-        let path_mtu = match agree(&self.device, &self.offer) {
+        let path_mtu = match agree(&self.device, &qp, &self.offer) {
             Ok(path_mtu) => path_mtu,
             Err(reject) => {
                 if let Some(stream) = self.stream.take() {
@@ -174,7 +174,7 @@ impl SoftRequest {
         };
         let agreed = attr.agreed(self.offer.serves, self.offer.issues);
         qp.connect(&agreed.qp_connect(self.offer.address, path_mtu, false))
-            .map_err(ConnectError::resources)?;
+            .map_err(ConnectError::queue_pair)?;
         let reply = Offer {
             address: qp.address(),
             mtu: caps.active_mtu,
@@ -247,9 +247,15 @@ pub(super) async fn connect(
         other => return Err(ConnectError::Unexpected { stage, kind: other as u16 }),
     }
     let reply = Offer::decode(&frame.body, MAX_REPLY).map_err(malformed)?;
-    let path_mtu = agree(device, &reply).map_err(Reject::local_error)?;
+    let path_mtu = agree(device, &qp, &reply).map_err(Reject::local_error)?;
     let attr = attr.agreed(reply.serves, reply.issues);
-    qp.connect(&attr.qp_connect(reply.address, path_mtu, true)).map_err(ConnectError::resources)?;
+    if let Err(error) = qp.connect(&attr.qp_connect(reply.address, path_mtu, true)) {
+        let error = ConnectError::queue_pair(error);
+        // The listening side cannot find out by itself why nobody came.
+        let reject = Reject::Unsupported { what: error.to_string() };
+        send_last(&stream, Kind::Reject, |out| reject.encode(out));
+        return Err(error);
+    }
     let ready = frame::encode(Kind::CmReady, 0, |_| {})?;
     frame::write(&mut stream, &ready, Stage::Established, deadline).await?;
     Ok(SoftConnection { stream, peer, local, private: reply.private })
@@ -266,7 +272,7 @@ fn check_device(device: &Device, qp: &SoftCmQp) -> Result<(), ConnectError> {
 }
 
 /// The path MTU of the two sides, or what does not fit.
-fn agree(device: &Device, theirs: &Offer) -> Result<u32, Reject> {
+fn agree(device: &Device, qp: &SoftCmQp, theirs: &Offer) -> Result<u32, Reject> {
     let caps = device.capabilities();
     if caps.ordered != theirs.ordered {
         let name = |ordered| if ordered { "keeps the order of messages (RC)" } else { "does not (SRD)" };
@@ -277,6 +283,12 @@ fn agree(device: &Device, theirs: &Offer) -> Result<u32, Reject> {
                 name(theirs.ordered)
             ),
         });
+    }
+    let (ours, peers) =
+        (SoftTransport::of_address(&qp.address()), SoftTransport::of_address(&theirs.address));
+    if !ours.zip(peers).is_some_and(|(ours, peers)| ours.meets(peers)) {
+        let name = |takes: Option<SoftTransport>| takes.map_or("none", SoftTransport::of_device).to_owned();
+        return Err(Reject::Transport { ours: name(ours), theirs: name(peers) });
     }
     path_mtu(caps.active_mtu, theirs.mtu).ok_or_else(|| Reject::Unsupported {
         what: format!("the active MTUs are {} and {}; no path MTU is as small", caps.active_mtu, theirs.mtu),

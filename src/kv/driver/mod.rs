@@ -385,8 +385,22 @@ impl KvDriver {
         lock(&self.inner).stats
     }
 
-    pub(crate) fn reports(&self) -> Vec<QpReport> {
-        lock(&self.inner).queues.iter().map(Queue::report).collect()
+    /// Each queue pair, and why it is carried as it is.
+    pub(crate) fn reports(&self) -> Vec<(QpReport, String)> {
+        let inner = lock(&self.inner);
+        let report = |queue: &Queue| {
+            let (transport, reason) = queue.path();
+            (QpReport { transport, ..queue.report() }, reason)
+        };
+        inner.queues.iter().map(report).collect()
+    }
+
+    /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is
+    /// known from the beginning (K9).
+    pub(crate) fn look(&self) {
+        self.locked(|inner, after| {
+            inner.poll_once(Instant::now(), after);
+        });
     }
 
     /// What was carried so far, to be held against the device's counters.

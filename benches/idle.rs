@@ -1,0 +1,235 @@
+//! What a channel costs while nothing is to be done on it: memory and descriptors each, and CPU time of all together (R8).
+//!
+//! Two processes with one pool each. Between two endpoints there is one channel, so that the near process has as many endpoints
+//! as channels. No heartbeats while it measures: those are work, and their price is that of a small message.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use landfall::device::{Device, SoftConfig, SoftTransport};
+use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvPool, Layout};
+use tokio::task::JoinSet;
+
+use common::{Error, Peer, line};
+
+const USAGE: &str = "\
+cargo bench --bench idle -- [OPTIONS]
+
+  --transport NAME   tcp, shm or auto (default: tcp, and then shm)
+  --channels N       so many channels (default 10000 over tcp, 1000 over shm)
+  --seconds N        how long they idle (default 10)
+";
+
+/// Handshakes at once: fewer than a listener takes.
+const AT_ONCE: usize = 64;
+/// Longer than the bench.
+const LONG: Duration = Duration::from_secs(6 * 3600);
+
+#[derive(Clone, Debug)]
+struct Args {
+    transport: Option<SoftTransport>,
+    channels: Option<usize>,
+    seconds: f64,
+    /// The far process.
+    far: bool,
+}
+
+fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
+    let mut args = Args { transport: None, channels: None, seconds: 10.0, far: false };
+    // Cargo says `--bench` when it measures. Without it, it is enough that everything works.
+    let mut measures = false;
+    while let Some(word) = words.next() {
+        let (flag, inline) = match word.split_once('=') {
+            Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
+            None => (word, None),
+        };
+        let mut value = || inline.clone().or_else(|| words.next()).ok_or(format!("{flag} needs a value"));
+        let wrong = |e: &dyn std::fmt::Display| format!("{flag}: {e}");
+        match flag.as_str() {
+            "--bench" => measures = true,
+            "--help" | "-h" => return Ok(None),
+            "--far" => args.far = true,
+            "--transport" => args.transport = Some(value()?.parse().map_err(|e| wrong(&e))?),
+            "--channels" => args.channels = Some(value()?.parse().map_err(|e| wrong(&e))?),
+            "--seconds" => args.seconds = value()?.parse().map_err(|e| wrong(&e))?,
+            _ => return Err(format!("{flag}: no such option; see --help")),
+        }
+    }
+    if !measures && !args.far {
+        (args.channels, args.seconds) = (Some(8), 0.1);
+    }
+    Ok(Some(args))
+}
+
+fn main() -> ExitCode {
+    let args = match parse(std::env::args().skip(1)) {
+        Ok(Some(args)) => args,
+        Ok(None) => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        Err(why) => {
+            eprintln!("idle: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let run = || -> Result<(), Error> {
+        allow_descriptors()?;
+        let transports = args.transport.map_or(vec![SoftTransport::Tcp, SoftTransport::Shm], |t| vec![t]);
+        for transport in transports {
+            let runtime = common::runtime()?;
+            match args.far {
+                true => runtime.block_on(far(transport))?,
+                false => runtime.block_on(near(&args, transport))?,
+            }
+        }
+        Ok(())
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("idle: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As many descriptors as the system lets this process have.
+fn allow_descriptors() -> Result<(), Error> {
+    const MANY: u64 = 1 << 20;
+    let mut limit = libc::rlimit { rlim_cur: MANY, rlim_max: MANY };
+    // SAFETY: the pointer is to a live rlimit, which the call only reads. Root may go above the present limit.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0 {
+        return Ok(());
+    }
+    // SAFETY: the pointer is to a live rlimit, for the call to write.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the pointer is to a live rlimit, which the call only reads.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(())
+}
+
+/// What this process has and has used.
+#[derive(Clone, Copy)]
+struct Level {
+    /// Proportional set size: what is shared counts for each of those who share it.
+    kib: f64,
+    descriptors: f64,
+    cpu: Duration,
+}
+
+impl Level {
+    fn now() -> Result<Self, Error> {
+        let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+        let pss = rollup.lines().find_map(|l| l.strip_prefix("Pss:")).ok_or("no Pss in smaps_rollup")?;
+        let kib = pss.trim().trim_end_matches(" kB").parse()?;
+        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: the pointer is to a whole rusage, for the call to write.
+        if unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) } != 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        // SAFETY: zeroed is a valid rusage, and the call has succeeded.
+        let usage = unsafe { usage.assume_init() };
+        let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+        let cpu = time(usage.ru_utime) + time(usage.ru_stime);
+        Ok(Self { kib, descriptors: std::fs::read_dir("/proc/self/fd")?.count() as f64, cpu })
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        format!("{} {} {}", self.kib, self.descriptors, self.cpu.as_micros()).into_bytes()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
+        let text = std::str::from_utf8(bytes)?;
+        let mut words = text.split(' ').map(str::parse::<f64>);
+        let mut next = || words.next().ok_or("three numbers were expected");
+        let (kib, descriptors, micros) = (next()??, next()??, next()??);
+        Ok(Self { kib, descriptors, cpu: Duration::from_secs_f64(micros / 1e6) })
+    }
+}
+
+async fn pool(transport: SoftTransport) -> Result<KvPool, Error> {
+    let device = Device::soft(SoftConfig::new().transport(transport))?;
+    Ok(KvPool::new(&device.alloc_pd()?, Layout::contiguous(1, 64, 4096)?).await?)
+}
+
+fn endpoint(pool: &KvPool) -> Result<KvEndpoint, Error> {
+    // A day is the most.
+    let config = KvConfig::default().heartbeat(LONG).peer_timeout(LONG * 3).connect_timeout(LONG);
+    Ok(KvEndpoint::new(pool.clone(), config)?)
+}
+
+/// The far process: says its levels whenever it is asked on the first channel.
+async fn far(transport: SoftTransport) -> Result<(), Error> {
+    let mut listener = endpoint(&pool(transport).await?)?.listen(([127, 0, 0, 1], 0).into()).await?;
+    println!("{}", listener.local_addr());
+    std::io::stdout().flush()?;
+    let first = listener.accept().await?;
+    let others = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok(channel) = listener.accept().await {
+            kept.push(channel);
+        }
+    });
+    while first.recv_message().await.is_ok() {
+        first.send_message(Level::now()?.to_bytes()).await?;
+    }
+    others.abort();
+    Ok(())
+}
+
+async fn ask(first: &KvChannel) -> Result<Level, Error> {
+    first.send_message(Vec::new()).await?;
+    Level::from_bytes(&first.recv_message().await?)
+}
+
+async fn near(args: &Args, transport: SoftTransport) -> Result<(), Error> {
+    let channels = args.channels.unwrap_or(if transport == SoftTransport::Tcp { 10_000 } else { 1000 });
+    let peer = Peer::start(["--far".to_owned(), format!("--transport={transport}")])?;
+    let to = peer.hello.trim().to_owned();
+    let pool = pool(transport).await?;
+    let first = endpoint(&pool)?.connect(&to).await?;
+    println!("# {}", first.path());
+    let before = [Level::now()?, ask(&first).await?];
+
+    let (mut kept, mut dialling) = (Vec::with_capacity(channels), JoinSet::new());
+    for _ in 0..channels {
+        if dialling.len() == AT_ONCE
+            && let Some(channel) = dialling.join_next().await
+        {
+            kept.push(channel??);
+        }
+        let (endpoint, to) = (endpoint(&pool)?, to.clone());
+        // A channel keeps what it needs of its endpoint.
+        dialling.spawn(async move { endpoint.connect(to).await });
+    }
+    while let Some(channel) = dialling.join_next().await {
+        kept.push(channel??);
+    }
+    // What connecting still has to do belongs to that.
+    tokio::time::sleep(Duration::from_secs_f64(args.seconds / 10.0)).await;
+    let connected = [Level::now()?, ask(&first).await?];
+    tokio::time::sleep(Duration::from_secs_f64(args.seconds)).await;
+    let idled = [Level::now()?, ask(&first).await?];
+
+    for (at, side) in ["near", "far"].into_iter().enumerate() {
+        let name = |what: &str| format!("idle.{transport}.{channels}.{side}.{what}");
+        let each = |more: f64| more / channels as f64;
+        line(&name("memory"), each(connected[at].kib - before[at].kib), "KiB");
+        line(&name("descriptors"), each(connected[at].descriptors - before[at].descriptors), "each");
+        let used = idled[at].cpu.saturating_sub(connected[at].cpu);
+        line(&name("cpu"), used.as_secs_f64() * 1e3 / args.seconds, "ms/s");
+    }
+    drop(kept);
+    first.close().await?;
+    peer.finish()
+}
