@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The source is a second, read-only mapping of a memfd, as a peer's region is; the target is anonymous. This is the very code
-//! that the soft device copies with (`src/provider/soft/shm/raw_copy.rs`), in its pieces of 64 KiB. It decides from which size
-//! on a transfer is written past the caches.
+//! that the soft device copies with (`src/provider/soft/shm/raw_copy.rs`), in its pieces of 64 KiB. What it says decides from
+//! which size on a transfer is written past the caches.
 //!
 //! `cargo bench --bench copy [-- --no-pin]`
 
