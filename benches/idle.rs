@@ -118,13 +118,25 @@ fn allow_descriptors() -> Result<(), Error> {
     Ok(())
 }
 
-/// What this process has and has used.
+/// What this process has.
 #[derive(Clone, Copy)]
 struct Level {
     /// Proportional set size: what is shared counts for each of those who share it.
     kib: f64,
     descriptors: f64,
-    cpu: Duration,
+}
+
+/// User and system time of this process so far. Apart from its [`Level`], whose reading takes time.
+fn cpu() -> Result<Duration, Error> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the pointer is to a whole rusage, for the call to write.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    // SAFETY: zeroed is a valid rusage, and the call has succeeded.
+    let usage = unsafe { usage.assume_init() };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    Ok(time(usage.ru_utime) + time(usage.ru_stime))
 }
 
 impl Level {
@@ -132,28 +144,17 @@ impl Level {
         let rollup = std::fs::read_to_string("/proc/self/smaps_rollup")?;
         let pss = rollup.lines().find_map(|l| l.strip_prefix("Pss:")).ok_or("no Pss in smaps_rollup")?;
         let kib = pss.trim().trim_end_matches(" kB").parse()?;
-        let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-        // SAFETY: the pointer is to a whole rusage, for the call to write.
-        if unsafe { libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) } != 0 {
-            return Err(std::io::Error::last_os_error().into());
-        }
-        // SAFETY: zeroed is a valid rusage, and the call has succeeded.
-        let usage = unsafe { usage.assume_init() };
-        let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
-        let cpu = time(usage.ru_utime) + time(usage.ru_stime);
-        Ok(Self { kib, descriptors: std::fs::read_dir("/proc/self/fd")?.count() as f64, cpu })
+        Ok(Self { kib, descriptors: std::fs::read_dir("/proc/self/fd")?.count() as f64 })
     }
 
     fn to_bytes(self) -> Vec<u8> {
-        format!("{} {} {}", self.kib, self.descriptors, self.cpu.as_micros()).into_bytes()
+        format!("{} {}", self.kib, self.descriptors).into_bytes()
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, Error> {
-        let text = std::str::from_utf8(bytes)?;
-        let mut words = text.split(' ').map(str::parse::<f64>);
-        let mut next = || words.next().ok_or("three numbers were expected");
-        let (kib, descriptors, micros) = (next()??, next()??, next()??);
-        Ok(Self { kib, descriptors, cpu: Duration::from_secs_f64(micros / 1e6) })
+        let (kib, descriptors) =
+            std::str::from_utf8(bytes)?.split_once(' ').ok_or("two numbers were expected")?;
+        Ok(Self { kib: kib.parse()?, descriptors: descriptors.parse()? })
     }
 }
 
@@ -168,7 +169,11 @@ fn endpoint(pool: &KvPool) -> Result<KvEndpoint, Error> {
     Ok(KvEndpoint::new(pool.clone(), config)?)
 }
 
-/// The far process: says its levels whenever it is asked on the first channel.
+/// The questions to the far process.
+const LEVEL: &[u8] = b"level";
+const CPU: &[u8] = b"cpu";
+
+/// The far process: answers on the first channel.
 async fn far(transport: SoftTransport) -> Result<(), Error> {
     let mut listener = endpoint(&pool(transport).await?)?.listen(([127, 0, 0, 1], 0).into()).await?;
     println!("{}", listener.local_addr());
@@ -180,16 +185,27 @@ async fn far(transport: SoftTransport) -> Result<(), Error> {
             kept.push(channel);
         }
     });
-    while first.recv_message().await.is_ok() {
-        first.send_message(Level::now()?.to_bytes()).await?;
+    while let Ok(asked) = first.recv_message().await {
+        let answer = match &asked[..] {
+            LEVEL => Level::now()?.to_bytes(),
+            _ => cpu()?.as_micros().to_string().into_bytes(),
+        };
+        first.send_message(answer).await?;
     }
     others.abort();
     Ok(())
 }
 
-async fn ask(first: &KvChannel) -> Result<Level, Error> {
-    first.send_message(Vec::new()).await?;
-    Level::from_bytes(&first.recv_message().await?)
+/// Of both sides: the near one, and the far one at the other end of `first`.
+async fn levels(first: &KvChannel) -> Result<[Level; 2], Error> {
+    first.send_message(LEVEL.to_vec()).await?;
+    Ok([Level::now()?, Level::from_bytes(&first.recv_message().await?)?])
+}
+
+async fn cpus(first: &KvChannel) -> Result<[Duration; 2], Error> {
+    first.send_message(CPU.to_vec()).await?;
+    let micros = String::from_utf8(first.recv_message().await?)?.parse()?;
+    Ok([cpu()?, Duration::from_micros(micros)])
 }
 
 async fn near(args: &Args, transport: SoftTransport) -> Result<(), Error> {
@@ -199,7 +215,7 @@ async fn near(args: &Args, transport: SoftTransport) -> Result<(), Error> {
     let pool = pool(transport).await?;
     let first = endpoint(&pool)?.connect(&to).await?;
     println!("# {}", first.path());
-    let before = [Level::now()?, ask(&first).await?];
+    let before = levels(&first).await?;
 
     let (mut kept, mut dialling) = (Vec::with_capacity(channels), JoinSet::new());
     for _ in 0..channels {
@@ -217,16 +233,17 @@ async fn near(args: &Args, transport: SoftTransport) -> Result<(), Error> {
     }
     // What connecting still has to do belongs to that.
     tokio::time::sleep(Duration::from_secs_f64(args.seconds / 10.0)).await;
-    let connected = [Level::now()?, ask(&first).await?];
+    let connected = levels(&first).await?;
+    let start = cpus(&first).await?;
     tokio::time::sleep(Duration::from_secs_f64(args.seconds)).await;
-    let idled = [Level::now()?, ask(&first).await?];
+    let end = cpus(&first).await?;
 
     for (at, side) in ["near", "far"].into_iter().enumerate() {
         let name = |what: &str| format!("idle.{transport}.{channels}.{side}.{what}");
         let each = |more: f64| more / channels as f64;
         line(&name("memory"), each(connected[at].kib - before[at].kib), "KiB");
         line(&name("descriptors"), each(connected[at].descriptors - before[at].descriptors), "each");
-        let used = idled[at].cpu.saturating_sub(connected[at].cpu);
+        let used = end[at].saturating_sub(start[at]);
         line(&name("cpu"), used.as_secs_f64() * 1e3 / args.seconds, "ms/s");
     }
     drop(kept);

@@ -33,6 +33,11 @@ pub fn pair(data: &[u8]) {
     crate::kv::proto::fuzz::pair(data);
 }
 
+/// What a peer can do to a connection in shared memory.
+pub fn queue(data: &[u8]) {
+    crate::provider::soft::shm::fuzz::queue(data);
+}
+
 #[cfg(test)]
 mod tests {
     /// Runs every committed input of a target.
@@ -64,6 +69,11 @@ mod tests {
     #[test]
     fn r2_the_corpus_of_the_control_target_passes() {
         corpus("control", super::control);
+    }
+
+    #[test]
+    fn b1_the_corpus_of_the_queue_target_passes() {
+        corpus("queue", super::queue);
     }
 
     #[test]

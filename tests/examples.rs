@@ -158,7 +158,6 @@ fn k1_every_profile_and_page_size_is_verified() {
                 .await;
                 for (field, value) in [
                     ("transport", Value::from(transport)),
-                    ("transport_reason", "it was asked for".into()),
                     ("profile", profile.into()),
                     ("bootstrap", bootstrap(profile).into()),
                     ("requests", 2.into()),
@@ -168,6 +167,9 @@ fn k1_every_profile_and_page_size_is_verified() {
                 ] {
                     assert_eq!(seen[field], value, "{field} of {seen}");
                 }
+                // What may follow is of memory that the program brought itself.
+                let why = seen["transport_reason"].as_str().unwrap();
+                assert!(why.starts_with("it was asked for"), "{why}");
                 let number =
                     |field: &str| seen[field].as_f64().unwrap_or_else(|| panic!("no {field} in {seen}"));
                 assert!(number("wrs") >= 2.0);
@@ -182,17 +184,17 @@ fn k1_every_profile_and_page_size_is_verified() {
 /// What one host's processes are asked to do in earnest: three requests of 221,184 blocks, in shared memory, every profile.
 #[test]
 fn k1_three_whole_requests_in_shared_memory_under_every_profile() {
+    async fn whole(profile: &str) {
+        let args = format!("--transport shm --profile {profile} --requests 3 --page 1 --run 47");
+        let seen = report(kv_stream(&args)).await;
+        assert_eq!((&seen["landed_bytes"], &seen["verified"]), (&764_411_904.into(), &true.into()), "{seen}");
+        assert_eq!((&seen["transport"], &seen["profile"]), (&"shm".into(), &profile.into()));
+        assert_eq!(bytes_written(&seen), 764_411_904);
+    }
     block_on(async {
-        for profile in PROFILES {
-            let args = format!("--transport shm --profile {profile} --requests 3 --page 1 --run 47");
-            let seen = report(kv_stream(&args)).await;
-            assert_eq!(
-                (&seen["landed_bytes"], &seen["verified"]),
-                (&764_411_904.into(), &true.into()),
-                "{seen}"
-            );
-            assert_eq!((&seen["transport"], &seen["profile"]), (&"shm".into(), &profile.into()));
-            assert_eq!(bytes_written(&seen), 764_411_904);
+        // Two at a time: most of it is filling and verifying.
+        for profiles in PROFILES.chunks(2) {
+            tokio::join!(whole(profiles[0]), whole(profiles[1]));
         }
     });
 }

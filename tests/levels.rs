@@ -1,7 +1,7 @@
 //! B4, R7, K5: what failed, or came and went, or was killed, leaves the process as it was: descriptors, mappings, tasks, threads.
 //!
-//! Each body runs in a process of its own, so that nothing else is counted. `LANDFALL_FAILED_CONNECTS` and
-//! `LANDFALL_REGISTRATIONS` say how many; `tests/nightly` asks for 5,000 and 100,000.
+//! Each body runs in a process of its own, so that nothing else is counted. `LANDFALL_FAILED_CONNECTS`,
+//! `LANDFALL_REGISTRATIONS` and `LANDFALL_KILLED_PEERS` say how many; `tests/nightly` asks for 5,000, 100,000 and 400.
 
 #[path = "chaos_rounds/levels.rs"]
 mod levels;
@@ -50,6 +50,7 @@ fn alone(test: &str) {
 }
 
 fn run(test: impl Future<Output = ()>) {
+    levels::map_stacks();
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     // Of the blocking threads, one that stays: their stacks are mappings too.
     runtime.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::from_secs(1 << 20));

@@ -14,7 +14,7 @@ use landfall::kv::{Bootstrap, KvConfig, KvEndpoint, KvPool, Layout};
 use tokio::sync::mpsc;
 
 use crate::content::{BLOCK_BYTES, BLOCKS};
-use crate::levels::Levels;
+use crate::levels::{Levels, map_stacks};
 use crate::{receiver, sender};
 
 pub const ARGUMENT: &str = "--worker";
@@ -33,6 +33,7 @@ pub fn bad(what: impl std::fmt::Display) {
 }
 
 pub fn main() -> ExitCode {
+    map_stacks();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // What blocks (registration) runs on one thread that stays: it must not show in the levels.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 use std::time::Instant;
 
 use super::cq::{CqShared, SoftCq};
-use super::qp::{Phase, QpShared};
+use super::member::{Phase, QpShared};
 use super::sys::{Epoll, EventFd, TimerFd};
 use super::tuning::{DIRECT_QPS, LOOKS_A_SYSTEM_CALL, SLICE_BYTES};
 use super::{SoftDevice, lock};

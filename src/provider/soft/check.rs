@@ -11,7 +11,8 @@ impl QpInner {
     pub(super) fn check_descriptors(&mut self) -> Result<bool, Stop> {
         while self.rx.targets.len() < self.rx.descs.len() && self.rx.refused.is_none() {
             let desc = self.rx.descs[self.rx.targets.len()];
-            match self.check(&desc) {
+            let checked = if self.rx.discarding { Ok(Target::Nothing) } else { self.check(&desc) };
+            match checked {
                 Ok(target) => self.rx.targets.push(target),
                 Err(Stop::NotReady) => return Ok(false),
                 Err(Stop::Refuse(refusal)) => self.rx.refused = Some(refusal),

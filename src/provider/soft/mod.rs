@@ -7,7 +7,8 @@
 //! ```text
 //!   channel.rs  the descriptor; one bounded slice of progress over the queue pairs
 //!   cq.rs       completion queues
-//!   qp.rs       queue pairs: creation, what others see; post.rs  posts; service.rs  turns, errors, the end
+//!   qp.rs       queue pairs: creation, what their owner sees     member.rs  what their channel sees
+//!   post.rs     posts     service.rs  a turn of a queue pair, errors, the end
 //!   sq.rs       the send queue: what is sent next, what is outstanding
 //!   tx.rs       frames out
 //!   rx.rs       frames in     check.rs  what of them is allowed     execute.rs, atomic.rs  what they do
@@ -33,6 +34,7 @@ mod execute;
 mod faults;
 mod frame;
 mod link;
+mod member;
 mod mr;
 mod post;
 mod qp;
@@ -40,7 +42,7 @@ mod reach;
 mod rng;
 mod rx;
 mod service;
-mod shm;
+pub(crate) mod shm;
 mod sq;
 mod srq;
 mod sys;

@@ -108,6 +108,8 @@ pub(super) struct Rx {
     /// Of that descriptor, when its payload does not travel: what is left to copy, and how much of the first is done.
     pub(super) references: VecDeque<Reference>,
     pub(super) copied: u32,
+    /// The peer ended before its payload was copied: from there on only what it says of our requests counts.
+    pub(super) discarding: bool,
     /// The descriptor after the checked ones is refused, once those before it are done.
     pub(super) refused: Option<Refusal>,
     pub(super) open: VecDeque<Open>,
@@ -130,6 +132,7 @@ impl Rx {
             off: 0,
             references: VecDeque::new(),
             copied: 0,
+            discarding: false,
             refused: None,
             open: VecDeque::new(),
             next: 0,
@@ -362,6 +365,12 @@ impl QpInner {
     fn take_staged_payload(&mut self) -> Result<(), Stop> {
         while self.rx.at < self.rx.targets.len() {
             let desc = self.rx.descs[self.rx.at];
+            if self.rx.discarding {
+                if !self.discard_staged(&desc)? {
+                    return Ok(());
+                }
+                continue;
+            }
             if let Some(n) = desc.references() {
                 return self.take_references(&desc, n);
             }

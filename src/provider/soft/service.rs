@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::SoftChannel;
 use super::frame::{Nak, Preamble};
 use super::link::{self, Knock, Link, Stream};
-use super::qp::{ENDED, Phase, QpInner, READABLE, WRITABLE};
+use super::member::{ENDED, Phase, READABLE, WRITABLE};
+use super::qp::QpInner;
 use super::reach::{self, Dialed};
 use super::rx::{Refusal, Stop};
 use super::shm::{WANTS_BYTES, WANTS_END, WANTS_ROOM};
@@ -112,23 +113,20 @@ impl QpInner {
         let hello = Preamble { target: remote.qp_num, own: self.qp_num, key: remote.soft_key };
         let (dialed, path) = reach::dial(self.qp_num, &self.device, &remote, hello)?;
         (self.path, self.connect_by) = (path, connect_by);
-        let watch = |fd| {
-            let watched = channel.epoll().add_socket(fd, token);
-            watched.map_err(|source| QpError::Os { what: "watching the socket of a queue pair", source })
-        };
+        let unwatched = |source| QpError::Os { what: "watching the socket of a queue pair", source };
         match dialed {
             Dialed::Refused => {
                 self.state = QpState::Rts;
                 self.connection_lost();
             }
             Dialed::Tcp(socket) => {
-                watch(socket.as_fd())?;
+                channel.epoll().add_socket(socket.as_fd(), token).map_err(unwatched)?;
                 self.state = QpState::Rts;
                 self.link = Link::Dialing(socket);
                 self.progress_link(channel, token);
             }
             Dialed::Shm(link) => {
-                watch(link.fd())?;
+                channel.epoll().add_incoming(link.fd(), token).map_err(unwatched)?;
                 self.state = QpState::Rts;
                 // It came with the rings.
                 self.tx.skip_preamble();

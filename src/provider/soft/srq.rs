@@ -5,7 +5,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::qp::{QpShared, refused};
+use super::member::QpShared;
+use super::qp::refused;
 use super::{SoftChannel, SoftPd, lock};
 use crate::error::{PostError, QpError};
 use crate::provider::RecvWr;

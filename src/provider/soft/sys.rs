@@ -59,6 +59,11 @@ impl Epoll {
         self.add(fd, token, libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET)
     }
 
+    /// Watches a socket for what comes in, by edges. (A local one would report room each time its peer takes a message.)
+    pub(super) fn add_incoming(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        self.add(fd, token, libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET)
+    }
+
     /// Watches a counter, by level.
     pub(super) fn add_readable(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         self.add(fd, token, libc::EPOLLIN)

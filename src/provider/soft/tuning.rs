@@ -59,6 +59,8 @@ pub(super) const RING_BYTES: usize = 64 << 10;
 pub(super) const INLINE_BYTES: u32 = 1 << 10;
 /// Memfds of the peer that a connection keeps mapped.
 pub(super) const LENT_BY_PEER: usize = 4096;
+/// Their bytes, which cost address space: a peer can say any size.
+pub(super) const LENT_BYTES: u64 = 4 << 40;
 /// Messages taken from the socket beside the rings in one turn.
 pub(super) const WORDS_A_TURN: usize = 64;
 /// A poller that never sleeps asks once in this many slices whether the kernel has something to say of a peer in shared memory,

@@ -13,7 +13,10 @@ use super::super::mr::MemRange;
 use super::peer_map::PeerMap;
 use super::raw_copy::{self, Streams};
 
-/// From this many bytes on, a transfer is written past the caches. See `benches/RESULTS.md`.
+/// From this many bytes on, a transfer is written past the caches. By `benches/copy.rs`, on a core with 2 MiB of L2: at 4 MiB such
+/// a copy is 1.5 × as fast as a plain one between warm buffers and 1.7 × between cold ones, at 1 MiB 1.1 × and 1.6 ×. But who
+/// reads the target next finds it in memory then. Copying and reading together are 0.3 × as fast at 1 MiB, 0.7 × at 4 MiB, and
+/// 1.1 × from 16 MiB on.
 const STREAM_BYTES: u64 = 4 << 20;
 
 /// How long the copies of safe code into the same memory are kept out at a time.

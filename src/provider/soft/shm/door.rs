@@ -38,7 +38,8 @@ pub(in crate::provider::soft) enum Visit {
     Again,
 }
 
-fn address(name: u64) -> io::Result<SockAddr> {
+/// The address of a name.
+pub(in crate::provider::soft) fn address(name: u64) -> io::Result<SockAddr> {
     SockAddr::unix(Path::new(OsStr::from_bytes(format!("\0landfall-{name:016x}").as_bytes())))
 }
 
@@ -78,7 +79,7 @@ impl ShmDoor {
             match self.listener.accept() {
                 Ok((socket, _)) => {
                     if socket.set_nonblocking(true).is_err()
-                        || epoll.add_socket(socket.as_fd(), token).is_err()
+                        || epoll.add_incoming(socket.as_fd(), token).is_err()
                     {
                         continue;
                     }

@@ -7,20 +7,20 @@
 //! Descriptors go out before the first reference to them is in the ring, and a socket within one host delivers at once. So a
 //! reference to memory that is not known is looked up in the socket, and after that it is nonsense.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use socket2::Socket;
 
 use super::super::mr::{MemRange, MemfdOf};
 use super::super::sys::SendVecs;
-use super::super::tuning::{LENT_BY_PEER, WORDS_A_TURN};
+use super::super::tuning::{LENT_BY_PEER, LENT_BYTES, WORDS_A_TURN};
+use super::borrowed::Borrowed;
 use super::copy::{CopyHint, copy_from};
 use super::cross::{CrossError, CrossReader};
 use super::map::SharedMap;
-use super::peer_map::{PeerMap, PeerMapError};
 use super::reference::{NO_MEMFD, Reference};
 use super::rights;
 use super::ring::{MAP_BYTES, Rings, Side};
@@ -36,10 +36,10 @@ pub(in crate::provider::soft) struct ShmLink {
     side: Side,
     /// What the peer is to find where our probe says.
     token: Box<[u8; TOKEN]>,
-    /// Memfds that the peer has been sent.
-    lent: HashSet<u64>,
-    /// Those of the peer. `None` for one that could not be mapped.
-    known: HashMap<u64, Option<Arc<PeerMap>>>,
+    /// Memfds that the peer has been sent, and how long they are.
+    lent: HashMap<u64, u64>,
+    /// Those of the peer.
+    borrowed: Borrowed,
     /// For memory of the peer that it has not lent, from its first use on.
     cross: Option<CrossReader>,
     /// Whether the peer can read ours, once it has said so.
@@ -49,6 +49,9 @@ pub(in crate::provider::soft) struct ShmLink {
     ended: bool,
     /// The socket may have more to say than one turn takes.
     unread: bool,
+    /// Wake-ups that the peer has been sent.
+    #[cfg(test)]
+    wakes: std::cell::Cell<u64>,
 }
 
 /// Why a reference cannot be copied.
@@ -87,13 +90,15 @@ impl ShmLink {
             socket,
             side,
             token,
-            lent: HashSet::new(),
-            known: HashMap::new(),
+            lent: HashMap::new(),
+            borrowed: Borrowed::default(),
             cross: None,
             reads_us: None,
             we_read: false,
             ended: false,
             unread: true,
+            #[cfg(test)]
+            wakes: Default::default(),
         })
     }
 
@@ -138,6 +143,8 @@ impl ShmLink {
 
     /// One that finds no room is not needed: there are messages before it that the peer has not taken.
     fn wake_peer(&self) {
+        #[cfg(test)]
+        self.wakes.set(self.wakes.get() + 1);
         self.say(&Word::Wake);
     }
 
@@ -149,40 +156,7 @@ impl ShmLink {
             match rights::recv(self.socket.as_fd(), &mut bytes) {
                 Ok(message) if message.len > 0 => {
                     let word = Word::decode(&bytes[..message.len]).ok_or(io::ErrorKind::InvalidData)?;
-                    match (word, message.fd) {
-                        (Word::Wake, None) => {}
-                        (Word::Lend { name, bytes }, fd) => {
-                            if name == NO_MEMFD
-                                || self.known.contains_key(&name)
-                                || self.known.len() >= LENT_BY_PEER
-                            {
-                                return Err(io::ErrorKind::InvalidData.into());
-                            }
-                            let map = match fd.map(|fd| PeerMap::map(fd, bytes)) {
-                                Some(Ok(map)) => Some(map),
-                                Some(Err(e @ PeerMapError::Os { .. })) => {
-                                    tracing::warn!(error = %e, "memory that a peer lends cannot be mapped");
-                                    None
-                                }
-                                Some(Err(e)) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
-                                None => {
-                                    tracing::warn!("no descriptor is left for memory that a peer lends");
-                                    None
-                                }
-                            };
-                            self.known.insert(name, map);
-                        }
-                        (Word::Forget { name }, None) => {
-                            self.known.remove(&name);
-                        }
-                        (Word::Reads { verdict, probe }, None) => {
-                            let first = self.reads_us.replace(verdict).is_none();
-                            if first && self.side == Side::Dialling {
-                                self.answer_probe(&probe);
-                            }
-                        }
-                        _ => return Err(io::ErrorKind::InvalidData.into()),
-                    }
+                    self.hear(word, message.fd)?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     self.unread = false;
@@ -199,6 +173,25 @@ impl ShmLink {
             }
         }
         Ok(())
+    }
+
+    fn hear(&mut self, word: Word, fd: Option<OwnedFd>) -> io::Result<()> {
+        match (word, fd) {
+            (Word::Wake, None) => Ok(()),
+            (Word::Lend { name, bytes }, fd) => self.borrowed.add(name, bytes, fd),
+            (Word::Forget { name }, None) => {
+                self.borrowed.forget(name);
+                Ok(())
+            }
+            (Word::Reads { verdict, probe }, None) => {
+                let first = self.reads_us.replace(verdict).is_none();
+                if first && self.side == Side::Dialling {
+                    self.answer_probe(&probe);
+                }
+                Ok(())
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
     }
 
     /// [`attend`](Self::attend) has not taken everything.
@@ -252,16 +245,17 @@ impl ShmLink {
 
     /// Makes sure that the peer has been lent the memfd. False when it cannot be now.
     pub(in crate::provider::soft) fn lend(&mut self, memfd: &MemfdOf<'_>) -> bool {
-        if self.lent.contains(&memfd.id) {
+        if self.lent.contains_key(&memfd.id) {
             return true;
         }
-        // The peer would take one more for nonsense.
-        if self.lent.len() >= LENT_BY_PEER {
+        // The peer would take more for nonsense.
+        let bytes = self.lent.values().sum::<u64>().saturating_add(memfd.len);
+        if self.lent.len() >= LENT_BY_PEER || bytes > LENT_BYTES {
             return false;
         }
         let said = self.say_with(&Word::Lend { name: memfd.id, bytes: memfd.len }, Some(memfd.fd));
         if said {
-            self.lent.insert(memfd.id);
+            self.lent.insert(memfd.id, memfd.len);
         }
         said
     }
@@ -269,7 +263,7 @@ impl ShmLink {
     /// Takes back those that are lent and not in `live`: nothing refers to them any more.
     pub(in crate::provider::soft) fn take_back(&mut self, live: impl Fn(u64) -> bool) {
         let socket = &self.socket;
-        self.lent.retain(|&name| {
+        self.lent.retain(|&name, _| {
             let (bytes, len) = Word::Forget { name }.encode();
             // One that cannot be said now is said next time.
             live(name) || rights::send(socket.as_fd(), &bytes[..len], None).is_err()
@@ -281,10 +275,15 @@ impl ShmLink {
         !self.lent.is_empty()
     }
 
+    #[cfg(test)]
+    pub(super) fn wakes(&self) -> u64 {
+        self.wakes.get()
+    }
+
     /// Memfds of the peer that are known.
     #[cfg(test)]
     pub(super) fn known_memfds(&self) -> usize {
-        self.known.len()
+        self.borrowed.len()
     }
 
     /// Whether the peer reads memory of ours that is not lent.
@@ -308,10 +307,10 @@ impl ShmLink {
             }
             return Ok(());
         }
-        if !self.known.contains_key(&reference.memfd) {
+        if self.borrowed.get(reference.memfd).is_none() {
             self.attend().map_err(|_| NoCopy::Nonsense)?;
         }
-        match self.known.get(&reference.memfd) {
+        match self.borrowed.get(reference.memfd) {
             Some(Some(_)) => Ok(()),
             Some(None) => Err(NoCopy::Unable),
             None if self.ended => Err(NoCopy::Gone),
@@ -328,7 +327,7 @@ impl ShmLink {
         hint: CopyHint,
     ) -> Result<(), NoCopy> {
         let at = reference.offset.checked_add(skip).ok_or(NoCopy::Nonsense)?;
-        match (self.known.get(&reference.memfd), &self.cross) {
+        match (self.borrowed.get(reference.memfd), &self.cross) {
             (Some(Some(map)), _) => copy_from(map, at, target, hint).ok_or(NoCopy::Nonsense),
             (_, Some(reader)) if reference.memfd == NO_MEMFD => {
                 reader.read(&[(at, target.len() as u64)], target).map_err(no_copy)

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   door.rs       the rendezvous: a socket with a name
-//!   link.rs       a connection: rings, socket, whose memory is known to whom
+//!   link.rs       a connection: rings, socket, whose memory is known to whom     borrowed.rs  the peer's
 //!   words.rs      what is said over the socket     rights.rs  descriptors with it
 //!   ring.rs       bytes in both directions         map.rs     their memory      fence.rs  the end, and sleep
 //!   reference.rs  what travels instead of payload  refer.rs   made by the sender
@@ -14,6 +14,7 @@
 //!   cross.rs      from memory that the peer has not shared, where the system permits it
 //! ```
 
+mod borrowed;
 mod copy;
 mod cross;
 mod door;
@@ -30,11 +31,18 @@ mod rights;
 mod ring;
 mod words;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
+#[cfg(test)]
+pub(super) mod inspect;
 #[cfg(all(test, landfall_loom))]
 mod models;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(test), allow(dead_code))] // Some of it is for tests only.
 pub(super) mod raw;
 
+#[cfg(test)]
+pub(super) use door::address;
 pub(super) use door::{ShmDoor, Visit, dial};
 pub(super) use link::ShmLink;
 pub(super) use loans::Lenders;

@@ -59,106 +59,99 @@ pub(super) unsafe fn plain(source: *const u8, target: *mut u8, len: usize) {
 /// # Safety
 /// As [`plain`], and this processor has `streams`.
 pub(super) unsafe fn stream(source: *const u8, target: *mut u8, len: usize, streams: Streams) {
-    // Whole blocks to aligned addresses; what is before and behind them is copied plainly.
+    // Whole quads to aligned addresses; what is before and behind them is copied plainly.
     let head = target.align_offset(ALIGN).min(len);
-    let body = (len - head) / BLOCK * BLOCK;
+    let body = (len - head) / QUAD * QUAD;
     if streams == Streams::None || body == 0 {
         // SAFETY: the caller's promise.
         return unsafe { plain(source, target, len) };
     }
     let done = head + body;
     // SAFETY: `head`, `body` and the rest are the parts of `len`, so each part is inside of what the caller promises. The body
-    // begins at a multiple of `ALIGN` and is a multiple of `BLOCK` above zero; the processor is the caller's promise.
+    // begins at a multiple of `ALIGN` and is a multiple of `QUAD` above zero; the processor is the caller's promise.
     unsafe {
         plain(source, target, head);
-        blocks(source.add(head), target.add(head), body, streams);
+        quads(source.add(head), target.add(head), body, streams);
         plain(source.add(done), target.add(done), len - done);
     }
 }
 
-/// What the address of a stream's target is a multiple of.
+/// What the address of a stream's target is a multiple of: a line of the caches.
 const ALIGN: usize = 64;
-/// Bytes of one turn of the loops below.
-const BLOCK: usize = 128;
+/// One of the four parts that are copied in turn, a few lines of each. The processor then fetches from four places at once,
+/// which is worth a fifth of the speed where the source is not in a cache.
+const LANE: usize = 4096;
+/// Bytes of four lanes.
+const QUAD: usize = 4 * LANE;
 
-/// The loop of a stream, and the fence behind it: non-temporal stores are not ordered with later stores otherwise.
-///
-/// # Safety
-/// As [`stream`]; `target` is a multiple of [`ALIGN`] and `len` a multiple of [`BLOCK`], not zero.
+/// Copies the four lanes at `$source` to those at `$target`, `$step` bytes of each a turn: loads to the registers `$n`, looks
+/// ahead, stores past the caches.
 #[cfg(target_arch = "x86_64")]
-unsafe fn blocks(source: *const u8, target: *mut u8, len: usize, streams: Streams) {
-    use std::arch::asm;
-    if streams == Streams::Avx {
-        // SAFETY: loads are inside of `source..+len` and stores inside of `target..+len`, which is aligned for them. Every
-        // register that the instructions change, and all upper halves, are clobbers of the C ABI.
-        unsafe {
-            asm!(
-                "2:",
-                "vmovdqu ymm0, ymmword ptr [rsi]",
-                "vmovdqu ymm1, ymmword ptr [rsi + 32]",
-                "vmovdqu ymm2, ymmword ptr [rsi + 64]",
-                "vmovdqu ymm3, ymmword ptr [rsi + 96]",
-                "prefetcht0 byte ptr [rsi + 512]",
-                "prefetcht0 byte ptr [rsi + 576]",
-                "vmovntdq ymmword ptr [rdi], ymm0",
-                "vmovntdq ymmword ptr [rdi + 32], ymm1",
-                "vmovntdq ymmword ptr [rdi + 64], ymm2",
-                "vmovntdq ymmword ptr [rdi + 96], ymm3",
-                "add rsi, 128",
-                "add rdi, 128",
-                "sub rcx, 128",
-                "jnz 2b",
-                "vzeroupper",
-                "sfence",
-                inout("rsi") source => _,
-                inout("rdi") target => _,
-                inout("rcx") len => _,
-                clobber_abi("sysv64"),
-                options(nostack),
-            );
-        }
-        return;
-    }
-    // SAFETY: as above; SSE2 is part of every x86_64.
-    unsafe {
-        asm!(
+macro_rules! quad {
+    (
+        $source:expr, $target:expr, $step:literal, $load:literal, $store:literal, $register:literal, $end:literal;
+        $($n:literal at $at:literal),*;
+        ahead $($ahead:literal),*
+    ) => {
+        std::arch::asm!(
             "2:",
-            "movdqu xmm0, xmmword ptr [rsi]",
-            "movdqu xmm1, xmmword ptr [rsi + 16]",
-            "movdqu xmm2, xmmword ptr [rsi + 32]",
-            "movdqu xmm3, xmmword ptr [rsi + 48]",
-            "movdqu xmm4, xmmword ptr [rsi + 64]",
-            "movdqu xmm5, xmmword ptr [rsi + 80]",
-            "movdqu xmm6, xmmword ptr [rsi + 96]",
-            "movdqu xmm7, xmmword ptr [rsi + 112]",
-            "prefetcht0 byte ptr [rsi + 512]",
-            "prefetcht0 byte ptr [rsi + 576]",
-            "movntdq xmmword ptr [rdi], xmm0",
-            "movntdq xmmword ptr [rdi + 16], xmm1",
-            "movntdq xmmword ptr [rdi + 32], xmm2",
-            "movntdq xmmword ptr [rdi + 48], xmm3",
-            "movntdq xmmword ptr [rdi + 64], xmm4",
-            "movntdq xmmword ptr [rdi + 80], xmm5",
-            "movntdq xmmword ptr [rdi + 96], xmm6",
-            "movntdq xmmword ptr [rdi + 112], xmm7",
-            "add rsi, 128",
-            "add rdi, 128",
-            "sub rcx, 128",
+            $(concat!($load, " ", $register, $n, ", ", $register, "word ptr [rsi + ", $at, "]"),)*
+            $(concat!("prefetcht0 byte ptr [rsi + ", $ahead, "]"),)*
+            $(concat!($store, " ", $register, "word ptr [rdi + ", $at, "], ", $register, $n),)*
+            concat!("add rsi, ", $step),
+            concat!("add rdi, ", $step),
+            concat!("sub rcx, ", $step),
             "jnz 2b",
-            "sfence",
-            inout("rsi") source => _,
-            inout("rdi") target => _,
-            inout("rcx") len => _,
+            $end,
+            inout("rsi") $source => _,
+            inout("rdi") $target => _,
+            inout("rcx") LANE => _,
             clobber_abi("sysv64"),
             options(nostack),
-        );
+        )
+    };
+}
+
+/// The body of a stream, and the fence behind it: non-temporal stores are not ordered with later stores otherwise.
+///
+/// # Safety
+/// As [`stream`]; `target` is a multiple of [`ALIGN`] and `len` one of [`QUAD`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn quads(source: *const u8, target: *mut u8, len: usize, streams: Streams) {
+    for at in (0..len).step_by(QUAD) {
+        let (source, target) = (source.wrapping_add(at), target.wrapping_add(at));
+        if streams == Streams::Avx {
+            // SAFETY: `LANE` is a multiple of the step, so loads and stores are inside of `QUAD` bytes at `source` and
+            // `target`, which is aligned for them. Looking ahead faults nowhere. All registers that change, with their upper
+            // halves, are clobbers of the ABI.
+            unsafe {
+                quad!(
+                    source, target, 128, "vmovdqu", "vmovntdq", "ymm", "vzeroupper";
+                    0 at 0, 1 at 32, 2 at 64, 3 at 96, 4 at 4096, 5 at 4128, 6 at 4160, 7 at 4192,
+                    8 at 8192, 9 at 8224, 10 at 8256, 11 at 8288, 12 at 12288, 13 at 12320, 14 at 12352, 15 at 12384;
+                    ahead 512, 576, 4608, 4672, 8704, 8768, 12800, 12864
+                );
+            }
+        } else {
+            // SAFETY: as above; SSE2 is part of every x86_64.
+            unsafe {
+                quad!(
+                    source, target, 64, "movdqu", "movntdq", "xmm", "";
+                    0 at 0, 1 at 16, 2 at 32, 3 at 48, 4 at 4096, 5 at 4112, 6 at 4128, 7 at 4144,
+                    8 at 8192, 9 at 8208, 10 at 8224, 11 at 8240, 12 at 12288, 13 at 12304, 14 at 12320, 15 at 12336;
+                    ahead 512, 4608, 8704, 12800
+                );
+            }
+        }
     }
+    // SAFETY: part of SSE, which every x86_64 has.
+    unsafe { std::arch::x86_64::_mm_sfence() };
 }
 
 /// # Safety
 /// As [`plain`].
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn blocks(source: *const u8, target: *mut u8, len: usize, _: Streams) {
+unsafe fn quads(source: *const u8, target: *mut u8, len: usize, _: Streams) {
     // SAFETY: the caller's promise.
     unsafe { plain(source, target, len) };
 }

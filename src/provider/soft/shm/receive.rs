@@ -1,7 +1,7 @@
 //! The receiver's side: frames out of the ring, and payload from where it is to where it belongs.
 //!
 //! A copy is made in pieces of the size of a segment at most, so that a turn of progress ends in time (R9). After each piece the
-//! peer is looked at: when it has ended by then, the bytes may be of another use of its memory, and nothing more is executed.
+//! peer is looked at: when it has ended by then, the bytes may be of another use of its memory, and nothing of them is executed.
 
 use std::io;
 
@@ -47,6 +47,10 @@ impl QpInner {
         let rx = &mut self.rx;
         let (desc, skip) = (rx.descs[rx.at], rx.copied);
         let Some(reference) = rx.references.front().copied() else { return Err(Stop::Nonsense) };
+        if link.rings().peer_closed() {
+            self.discard();
+            return Ok(1);
+        }
         let take = (reference.len - skip).min(limit.min(SEGMENT_BYTES) as u32);
         let mut copied = link.find(&reference);
         let guard = self.device.mrs.read();
@@ -70,7 +74,7 @@ impl QpInner {
             }
         }
         #[cfg(test)]
-        super::raw::copied();
+        super::inspect::copied();
         rx.copied += take;
         if rx.copied == reference.len {
             rx.references.pop_front();
@@ -83,9 +87,34 @@ impl QpInner {
         if link.is_sound() {
             self.arrived(take)?;
         } else {
-            self.connection_lost();
+            self.discard();
         }
         Ok(take as usize)
+    }
+
+    /// The peer has ended, and with that its payload is gone that was not copied: the connection is about to end, too. What the
+    /// peer has said of our requests before that still counts, as it would if it came by TCP.
+    fn discard(&mut self) {
+        let rx = &mut self.rx;
+        rx.references.clear();
+        (rx.copied, rx.off, rx.at, rx.discarding) = (0, 0, rx.at + 1, true);
+    }
+
+    /// Passes over what travels for a descriptor, and executes it if it is an answer. False when more of it has to come.
+    pub(in crate::provider::soft) fn discard_staged(&mut self, desc: &Desc) -> Result<bool, Stop> {
+        let rx = &mut self.rx;
+        let travels = desc.references().map_or(desc.len as usize, |n| n * REFERENCE);
+        let n = rx.staged().len().min(travels - rx.off as usize);
+        rx.start += n;
+        rx.off += n as u32;
+        if (rx.off as usize) < travels {
+            return Ok(false);
+        }
+        (rx.at, rx.off) = (rx.at + 1, 0);
+        if matches!(desc.opcode, Opcode::Ack | Opcode::Nak) {
+            self.execute(desc)?;
+        }
+        Ok(true)
     }
 }
 

@@ -31,9 +31,9 @@ const SECOND: usize = 1024;
 const DATA: usize = 4096;
 
 /// For a test that writes what no side would.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) const SECOND_HEAD: usize = SECOND + HEAD;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) const SECOND_TAIL: usize = SECOND + TAIL;
 
 /// Bytes of the whole mapping.

@@ -28,6 +28,7 @@ mod hostile;
 mod profiles;
 mod shared;
 mod shm;
+mod shm_hostile;
 mod unordered;
 
 use std::time::{Duration, Instant};

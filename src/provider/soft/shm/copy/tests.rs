@@ -23,18 +23,22 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn k1_every_alignment_and_length_is_copied_and_nothing_beside_it() {
-    const ROOM: usize = 64 + 700 + 64;
+    const QUAD: u64 = 16 << 10;
+    const ROOM: usize = 64 + 2 * QUAD as usize + 700;
     let source = pattern(1, ROOM);
+    let before = vec![0xa5; ROOM];
+    let mut target = before.clone();
     let mut rng = Rng::new(2);
     for streams in KINDS.into_iter().filter(|&s| has(s)) {
-        for from in 0..64 {
-            for to in 0..64 {
+        for to in 0..64 {
+            // Each alignment of the source with some of the target.
+            for from in (to % 5..64).step_by(5) {
                 // The lengths at which the parts of a copy begin and end, and any others.
-                let edges = [0, 1, 63, 64, 127, 128, 129, 191, 192, 193, 255, 256, 257];
-                let any = [rng.below(640) as usize, rng.below(640) as usize];
-                for len in edges.into_iter().chain(any) {
-                    let mut target = vec![0xa5u8; ROOM];
-                    let before = target.clone();
+                let edges = [0, 1, 63, 64, 65].into_iter();
+                let quads = [-64, -63, -1, 0, 1, 63, 64].map(|n| QUAD.wrapping_add_signed(n));
+                let any = [rng.below(640), QUAD + rng.below(QUAD + 640)];
+                for len in edges.chain(quads).chain(any).map(|n| n as usize) {
+                    target.copy_from_slice(&before);
                     // SAFETY: `from + len` and `to + len` are below `ROOM`, and the two are different allocations.
                     unsafe {
                         raw_copy::stream(

@@ -1,0 +1,47 @@
+//! For tests: what a connection has done, and a moment in the middle of a copy.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::provider::Qp;
+
+type Hook = Box<dyn FnOnce()>;
+
+thread_local! {
+    static AFTER_COPY: RefCell<Option<Hook>> = const { RefCell::new(None) };
+}
+
+/// Runs `hook` on this thread between the next copy and the look at the peer. What it has given is in the cell then.
+pub(in crate::provider::soft) fn after_next_copy<T: 'static>(
+    hook: impl FnOnce() -> T + 'static,
+) -> Rc<RefCell<Option<T>>> {
+    let given = Rc::new(RefCell::new(None));
+    let to = given.clone();
+    AFTER_COPY.set(Some(Box::new(move || *to.borrow_mut() = Some(hook()))));
+    given
+}
+
+/// A copy has been made.
+pub(super) fn copied() {
+    if let Some(hook) = AFTER_COPY.take() {
+        hook();
+    }
+}
+
+/// Wake-ups that a queue pair has sent to its peer.
+pub(in crate::provider::soft) fn wakes(qp: &Qp) -> u64 {
+    match qp {
+        Qp::Soft(qp) => qp.inspect(|qp| qp.link.shm().map_or(0, |link| link.wakes())),
+        #[cfg(feature = "verbs")]
+        Qp::Verbs(_) => 0,
+    }
+}
+
+/// Memfds of its peer that a queue pair keeps.
+pub(in crate::provider::soft) fn lent_to_us(qp: &Qp) -> usize {
+    match qp {
+        Qp::Soft(qp) => qp.inspect(|qp| qp.link.shm().map_or(0, |link| link.known_memfds())),
+        #[cfg(feature = "verbs")]
+        Qp::Verbs(_) => 0,
+    }
+}
