@@ -260,7 +260,8 @@ impl ShmLink {
         said
     }
 
-    /// Takes back those that are lent and not in `live`: nothing refers to them any more.
+    /// Takes back those that are lent and not in `live`: nothing refers to them any more. The peer then lets go of their pages.
+    /// This is a part of a turn of the queue pair, so that one where nothing happens keeps what it has borrowed.
     pub(in crate::provider::soft) fn take_back(&mut self, live: impl Fn(u64) -> bool) {
         let socket = &self.socket;
         self.lent.retain(|&name, _| {

@@ -154,7 +154,7 @@ impl Rings {
         Ok((head.wrapping_sub(start) as usize, self.peer_sleeps(WAKE_BYTES)))
     }
 
-    /// Takes up to `into.len()` bytes. `WouldBlock` where there are none. Their room stays taken until [`free_until`](Self::free_until).
+    /// Takes up to `into.len()` bytes. `WouldBlock` where there are none. Their room stays taken until [`free_all_but`](Self::free_all_but).
     pub(super) fn take(&self, into: &mut [u8]) -> io::Result<usize> {
         let taken = self.taken.load(Ordering::Relaxed);
         let there = self.map.word64(self.theirs() + HEAD).load(Ordering::Acquire).wrapping_sub(taken);
