@@ -28,6 +28,7 @@ mod model;
 mod pool;
 mod reduce;
 mod setup;
+mod shared;
 mod summary;
 mod user;
 mod wire;
@@ -85,6 +86,8 @@ impl Rng {
 struct Script {
     seed: u64,
     without: BTreeSet<u32>,
+    /// In shared memory or not, whatever the seed draws.
+    shared: Option<bool>,
     /// Prints what happens.
     trace: bool,
 }
