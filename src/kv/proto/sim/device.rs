@@ -18,7 +18,7 @@ impl World {
         // In order: not before what was referred to has been copied.
         let handed_off = channel.timing.early_completion && !referred && queue.references == 0;
         queue.references += u32::from(referred);
-        let travels = handed_off || (channel.shared.is_some() && !referred);
+        let travels = if channel.shared.is_some() { !referred } else { handed_off };
         let (incarnation, data) = (channel.incarnation, None);
         let mut wr = Wr { ch, from, qp, op, token, incarnation, data, handed_off, referred, copied: 0 };
         if travels {

@@ -38,7 +38,10 @@ impl World {
     /// A process stops for a while. Its device goes on, where it has one.
     fn freeze(&mut self, rng: &mut Rng) {
         let ep = rng.below(self.ends.len() as u64) as usize;
-        let longest = rng.pick(&[100_000, 2_000_000]);
+        let shared = self.channels.iter().any(|c| c.shared.is_some());
+        // In shared memory nothing ends meanwhile: often it should be about as long as the peer's patience.
+        let lengths: &[u64] = if shared { &[100_000, 500_000, 2_000_000] } else { &[100_000, 2_000_000] };
+        let longest = rng.pick(lengths);
         let end = &mut self.ends[ep];
         if end.frozen {
             return;

@@ -10,6 +10,8 @@
 //! | iWARP completes at hand-off | that, but not where the payload was only referred to |
 //! | the memory of a killed process was read, or is not | it outlives the process (a memfd), or is gone |
 //!
+//! Any number of queue pairs of a process are served side by side, one that is ordered by one copy at a time.
+//!
 //! A source may be used again as soon as the protocol gives it back: `Pool::release` overwrites it, the next write fills it
 //! anew, and a copy from a released source fails at once, unless its owner had ended.
 
@@ -20,7 +22,7 @@ use super::device::part;
 use super::wire::{Happening, Op, Wr};
 use super::world::World;
 
-/// The number of the generator that draws it, so that the rest of a run is the same with and without.
+/// The number of the generator that draws it, so that everything else is drawn as without.
 const DRAW: u64 = 2000;
 
 /// How a channel uses shared memory.
@@ -48,7 +50,7 @@ pub(super) fn draw(script: &Script) -> impl Iterator<Item = Option<Shared>> + us
         let shared = Shared {
             inline: rng.pick(&[0, 0, 12, 60]),
             slice: rng.pick(&[8, 24, 4096]),
-            pace: rng.pick(&[1, 10, 40]),
+            pace: rng.pick(&[1, 10, 40, 150]),
         };
         on.then_some(shared)
     })
@@ -97,9 +99,14 @@ impl World {
         for ch in 0..self.channels.len() {
             for from in 0..2 {
                 for qp in 0..self.channels[ch].sides[from].queues.len() {
-                    if self.channels[ch].ends[1 - from] == ep {
-                        let late = self.channels[ch].sides[from].queues[qp].ring.len();
-                        self.summary.late_copies += late as u64;
+                    let channel = &self.channels[ch];
+                    if channel.ends[1 - from] == ep {
+                        let late = if channel.sides[1 - from].fenced {
+                            0
+                        } else {
+                            channel.sides[from].queues[qp].ring.len()
+                        };
+                        self.summary.taken_late += late as u64;
                         self.serve(ch, from, qp);
                     }
                 }

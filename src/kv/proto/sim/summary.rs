@@ -38,7 +38,7 @@ counts!(
     three_endpoints,
     in_shared_memory,
     copies,
-    late_copies,
+    taken_late,
     unsound_copies,
     work_requests,
     steps,
