@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Script;
 use super::reduce::{self, as_list, parse_list};
+use super::shared::is_drawn;
 use super::summary::Summary;
 use super::world::World;
 
@@ -21,7 +22,8 @@ cargo test -p landfall-sim -- [options]
   --find          a failure is what is looked for: says after how many seeds, and succeeds
   --seed N        one seed, again
   --trace         and print what happens
-  --without LIST  without these moves, as in 3,5-9";
+  --without LIST  without these moves, as in 3,5-9
+  --link KIND     all in shared memory (shm), or none (device); as drawn by the seed, one in three is";
 
 /// A run that has failed.
 #[derive(Debug, Clone)]
@@ -32,12 +34,16 @@ pub(super) struct Failure {
 
 impl std::fmt::Display for Failure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Script { seed, without, .. } = &self.script;
+        let Script { seed, without, shared, .. } = &self.script;
         write!(f, "{}\nrepeat it: cargo test -p landfall-sim -- --seed {seed}", self.what)?;
         if !without.is_empty() {
             write!(f, " --without {}", as_list(without))?;
         }
-        Ok(())
+        match is_drawn(&self.script) {
+            true => write!(f, " --link shm"),
+            false if shared.is_some() => write!(f, " --link device"),
+            false => Ok(()),
+        }
     }
 }
 
@@ -53,12 +59,13 @@ pub(super) fn attempt(script: &Script) -> Result<Summary, Failure> {
 
 /// Runs seeds until the first failure.
 pub(super) fn run(seeds: Range<u64>, threads: usize) -> Result<Summary, Box<Failure>> {
-    run_until(seeds, threads, None).0
+    run_until(seeds, None, threads, None).0
 }
 
 /// Also answers how many seeds were run.
 fn run_until(
     seeds: Range<u64>,
+    shared: Option<bool>,
     threads: usize,
     until: Option<Instant>,
 ) -> (Result<Summary, Box<Failure>>, u64) {
@@ -72,7 +79,7 @@ fn run_until(
             if seed >= seeds.end || until.is_some_and(|u| Instant::now() >= u) {
                 break;
             }
-            match attempt(&Script { seed, ..Script::default() }) {
+            match attempt(&Script { seed, shared, ..Script::default() }) {
                 Ok(summary) => mine.add(&summary),
                 Err(failure) => {
                     // The others come to their end; the smallest seed is told.
@@ -107,6 +114,7 @@ fn run_until(
 struct Options {
     seeds: u64,
     from: u64,
+    shared: Option<bool>,
     minutes: Option<u64>,
     threads: usize,
     find: bool,
@@ -130,7 +138,8 @@ fn as_test(args: &mut Vec<String>) -> bool {
 
 fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut o = Options { seeds: 20_000, from: 0, minutes: None, threads, find: false, one: None };
+    let mut o =
+        Options { seeds: 20_000, from: 0, shared: None, minutes: None, threads, find: false, one: None };
     let (mut without, mut trace) = (None, false);
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -149,6 +158,13 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--minutes" => o.minutes = Some(number()?),
             "--threads" => o.threads = number()? as usize,
             "--seed" => o.one = Some(Script { seed: number()?, ..Script::default() }),
+            "--link" => {
+                o.shared = match value.as_str() {
+                    "shm" => Some(true),
+                    "device" => Some(false),
+                    _ => return Err(format!("--link {value}: neither shm nor device")),
+                }
+            }
             "--without" => without = Some(parse_list(&value).ok_or(format!("--without {value}: no list"))?),
             _ => return Err(format!("{arg}: unknown\n{HELP}")),
         }
@@ -157,6 +173,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         Some(script) => {
             script.without = without.unwrap_or_default();
             script.trace = trace;
+            script.shared = o.shared;
         }
         None if trace || without.is_some() => return Err("--trace and --without need --seed".to_owned()),
         None => {}
@@ -185,7 +202,7 @@ pub(crate) fn main() -> Result<(), String> {
         Some(m) => (o.from..u64::MAX, Some(start + Duration::from_secs(60 * m))),
         None => (o.from..o.from.saturating_add(o.seeds), None),
     };
-    let (result, ran) = run_until(seeds, o.threads, until);
+    let (result, ran) = run_until(seeds, o.shared, o.threads, until);
     let seconds = start.elapsed().as_secs_f64();
     let rate =
         format!("{ran} seeds in {seconds:.1} s, {:.0} a second, {} threads", ran as f64 / seconds, o.threads);

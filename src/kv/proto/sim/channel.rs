@@ -65,6 +65,7 @@ impl World {
         let s = &mut self.channels[ch].sides[side];
         s.ledger = Some(conn.into_ledger());
         s.fenced = true;
+        s.closed = true;
         s.wake = None;
         s.silent_since = Some(self.now);
         self.reconnect(ch);

@@ -35,10 +35,13 @@ impl World {
         }
     }
 
-    /// A process stops for a while. Its device goes on.
+    /// A process stops for a while. Its device goes on, where it has one.
     fn freeze(&mut self, rng: &mut Rng) {
         let ep = rng.below(self.ends.len() as u64) as usize;
-        let longest = rng.pick(&[100_000, 2_000_000]);
+        let shared = self.channels.iter().any(|c| c.shared.is_some());
+        // In shared memory nothing ends meanwhile: often it should be about as long as the peer's patience.
+        let lengths: &[u64] = if shared { &[100_000, 500_000, 2_000_000] } else { &[100_000, 2_000_000] };
+        let longest = rng.pick(lengths);
         let end = &mut self.ends[ep];
         if end.frozen {
             return;
@@ -59,6 +62,7 @@ impl World {
         end.frozen = false;
         end.awake_since = self.now;
         self.set_silent(ep, None);
+        self.serve_all(ep);
         for ch in 0..self.channels.len() {
             for side in 0..2 {
                 if self.channels[ch].ends[side] == ep && self.channels[ch].sides[side].conn.is_some() {
@@ -85,7 +89,7 @@ impl World {
         for ch in 0..self.channels.len() {
             for side in 0..2 {
                 if self.channels[ch].ends[side] == ep {
-                    self.stop_reading(ch, side);
+                    self.stop_reading(ch, side, true);
                     let s = &mut self.channels[ch].sides[side];
                     s.conn = None;
                     s.ledger = None;
@@ -107,6 +111,7 @@ impl World {
         end.awake_since = self.now;
         end.sources.reset();
         end.targets.reset();
+        self.serve_all(ep);
         for ch in 0..self.channels.len() {
             if self.channels[ch].ends.contains(&ep) {
                 self.reconnect(ch);

@@ -14,6 +14,12 @@
 //! | R1, R2, R4 | a device reads owned sources only; every event once; no send queue overflows | `device`, `model`, `wire` |
 //! | B5 | the side that was dialled says nothing before it was spoken to | `wire` |
 //!
+//! One run in three is of processes that share memory (`shared`): all of the above, where the owner of the target copies. It does
+//! so in pieces, from the source as it is at that time, late if it is frozen; a copy that ends after its sender has ended counts
+//! for nothing, and the content of what arrives shows whether anything of it was taken (K1, K3, R1). Endpoints, capabilities and
+//! moves of a seed are the same either way: the line that repeats a failure says `--link shm`, and `--link device` shows whether a
+//! device would do.
+//!
 //! Everything is drawn from the seed: capabilities and timing in `setup`, users in `user`, faults in `fault`. What users do
 //! and what goes wrong are *moves*, numbered, each with a generator of its own: a run can be repeated without some of
 //! them, and `reduce` finds out which a failure needs. `device` executes work requests, `channel` is what a driver
@@ -28,6 +34,7 @@ mod model;
 mod pool;
 mod reduce;
 mod setup;
+mod shared;
 mod summary;
 mod user;
 mod wire;
@@ -85,6 +92,8 @@ impl Rng {
 struct Script {
     seed: u64,
     without: BTreeSet<u32>,
+    /// In shared memory or not, whatever the seed draws.
+    shared: Option<bool>,
     /// Prints what happens.
     trace: bool,
 }

@@ -49,8 +49,8 @@ pub(super) struct Transfer {
     pub(super) resolution: Option<Resolution>,
     /// The process that sends it is gone: nobody waits for its end.
     pub(super) gone: bool,
-    /// What has been placed at the target.
-    pub(super) placed: Vec<Piece>,
+    /// What has been executed at the target.
+    pub(super) executed: Vec<Piece>,
 }
 
 /// The truth about everything that was ever granted and written.
@@ -170,25 +170,29 @@ impl Model {
         assert_eq!((t.grant, t.tag, want), ((cx.me, cx.peer.0, grant), tag, bytes));
         cx.targets.check(&blocks[..t.blocks as usize], tag);
         cx.targets.release(&blocks, (cx.peer.0, grant));
-        check_pieces(&mut t.placed, want, cx.max_write);
+        check_pieces(&mut t.executed, want, cx.max_write);
     }
 
-    /// The target's device places a piece.
+    /// A piece, or a part of one, is placed.
     pub(super) fn on_placed(
-        &mut self,
+        &self,
         key: TransferKey,
         receiver: Life,
         offset: usize,
         piece: &Piece,
         targets: &Pool,
     ) {
-        let t = self.transfers.get_mut(&key).expect("a write of no transfer");
+        let t = &self.transfers[&key];
         assert_eq!(t.grant.0, receiver, "k6: a write under a grant of another epoch");
         for block in targets.blocks_at(offset, piece.len as usize) {
             let owner = Some((key.0.0, t.grant.2));
             assert_eq!(targets.owner[block as usize], owner, "k4: a late write hits block {block}");
         }
-        t.placed.push(*piece);
+    }
+
+    /// A WRITE has been executed: all of its piece is in place.
+    pub(super) fn on_executed(&mut self, key: TransferKey, piece: &Piece) {
+        self.transfers.get_mut(&key).expect("a write of no transfer").executed.push(*piece);
     }
 
     /// The process is gone, and nobody waits for its ends.

@@ -7,6 +7,7 @@ use super::super::{Config, Connection, Credits, Ledger, Notify, Opening};
 use super::Rng;
 use super::model::{GrantKey, Life};
 use super::pool::{BLOCK_BYTES, BLOCKS, Pool};
+use super::shared::Shared;
 use super::wire::{Item, Queue, Timing};
 use crate::kv::layout::Layout;
 
@@ -52,6 +53,8 @@ pub(super) struct Side {
     pub(super) wake: Option<u64>,
     /// The queue pairs are destroyed.
     pub(super) fenced: bool,
+    /// In shared memory: it has said that its sources may be used again.
+    pub(super) closed: bool,
     /// Since when its process says nothing any more: frozen or gone.
     pub(super) silent_since: Option<u64>,
     /// Grants of the peer.
@@ -72,6 +75,8 @@ pub(super) struct Channel {
     /// A connection manager connects the queue pairs: one side speaks first.
     pub(super) by_cm: bool,
     pub(super) timing: Timing,
+    /// It is one in shared memory.
+    pub(super) shared: Option<Shared>,
     pub(super) incarnation: u32,
     pub(super) connected_at: u64,
     pub(super) sides: [Side; 2],
@@ -118,6 +123,7 @@ impl Channel {
             depth: if tiny { rng.range(6, 16) as usize } else { 128 },
             by_cm: rng.one_in(2),
             timing,
+            shared: None,
             incarnation: 0,
             connected_at: 0,
             sides: Default::default(),

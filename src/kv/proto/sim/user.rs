@@ -160,7 +160,7 @@ impl World {
                     delivered: false,
                     resolution: None,
                     gone: false,
-                    placed: Vec::new(),
+                    executed: Vec::new(),
                 };
                 let before = self.model.transfers.insert((me, peer.0, transfer.0), transfer_model);
                 assert!(before.is_none(), "k2: a transfer number used twice");

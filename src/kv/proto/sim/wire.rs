@@ -1,5 +1,7 @@
 //! The wire of the simulation: work requests that are executed at the target and completed at the source, later.
 
+use std::collections::VecDeque;
+
 use super::super::{Config, Notify, Piece, Sink, Token};
 use super::Rng;
 
@@ -20,17 +22,26 @@ pub(super) struct Wr {
     pub(super) token: Token,
     /// The connection, by count.
     pub(super) incarnation: u32,
-    /// The payload, if the device has read it before it is executed.
+    /// The payload, if it was read before it is placed.
     pub(super) data: Option<Vec<u8>>,
+    /// It completes, or has completed, by being posted.
+    pub(super) handed_off: bool,
+    /// In shared memory: the payload does not travel, and so much of it has been copied.
+    pub(super) referred: bool,
+    pub(super) copied: u32,
 }
 
 impl Wr {
-    /// Reads memory when it is executed.
+    /// Reads memory later.
     pub(super) fn unread_piece(&self) -> Option<Piece> {
         match self.op {
             Op::Write { piece, .. } if piece.len > 0 && self.data.is_none() => Some(piece),
             _ => None,
         }
+    }
+
+    pub(super) fn is_copied(&self) -> bool {
+        !matches!(self.op, Op::Write { piece, .. } if self.copied < piece.len)
     }
 }
 
@@ -47,6 +58,8 @@ pub(super) enum Item {
 pub(super) enum Happening {
     /// The target's device executes it.
     Execute(Wr),
+    /// A piece of it is copied by the process that owns the target, in shared memory.
+    Copy(Wr),
     /// The device of a side shows a completion. Each queue pair is polled at its own time.
     Show {
         ch: usize,
@@ -77,7 +90,7 @@ impl Happening {
     /// The channel that it belongs to.
     pub(super) fn channel(&self) -> Option<usize> {
         match self {
-            Self::Execute(wr) => Some(wr.ch),
+            Self::Execute(wr) | Self::Copy(wr) => Some(wr.ch),
             Self::Show { ch, .. } | Self::Fence { ch, .. } | Self::Reconnect { ch } => Some(*ch),
             Self::Act(_) | Self::Fault(_) | Self::Thaw { .. } => None,
         }
@@ -130,6 +143,11 @@ pub(super) struct Queue {
     pub(super) failed: bool,
     /// The peer has to be the first to send.
     pub(super) listens: bool,
+    /// In shared memory: what the peer has yet to take, and whether it copies for an earlier one.
+    pub(super) ring: VecDeque<Wr>,
+    pub(super) copying: bool,
+    /// Posted with a reference, and not completed.
+    pub(super) references: u32,
 }
 
 impl Queue {

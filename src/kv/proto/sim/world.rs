@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use super::super::{Connection, Ledger};
 use super::model::{Life, Model};
 use super::setup::{self, Channel, End, epoch};
+use super::shared;
 use super::summary::Summary;
-use super::wire::{Happening, Wr};
+use super::wire::Happening;
 use super::{Rng, Script};
 
 pub(super) struct World {
@@ -41,7 +42,10 @@ pub(super) const FIRST_FAULT: u32 = 1000;
 impl World {
     pub(super) fn new(script: &Script) -> Self {
         let mut rng = Rng::new(script.seed);
-        let (ends, channels) = setup::draw(&mut rng);
+        let (ends, mut channels) = setup::draw(&mut rng);
+        for (channel, shared) in channels.iter_mut().zip(shared::draw(script)) {
+            channel.shared = shared;
+        }
         let mut world = Self {
             script: script.clone(),
             start: Instant::now(),
@@ -58,6 +62,7 @@ impl World {
             rng,
         };
         world.summary.three_endpoints = u64::from(world.ends.len() == 3);
+        world.summary.in_shared_memory = u64::from(shared::is_drawn(script));
         for ch in 0..world.channels.len() {
             world.connect(ch);
         }
@@ -127,6 +132,7 @@ impl World {
             s.cq.clear();
             s.messages.clear();
             s.fenced = false;
+            s.closed = false;
             s.silent_since = silent[side];
         }
         for side in 0..2 {
@@ -180,7 +186,9 @@ impl World {
 
     pub(super) fn on_happening(&mut self, what: Happening) {
         match what {
+            Happening::Execute(wr) if self.channels[wr.ch].shared.is_some() => self.enter_ring(wr),
             Happening::Execute(wr) => self.execute(wr),
+            Happening::Copy(wr) => self.copy(wr),
             Happening::Show { ch, side, item, incarnation } => {
                 let channel = &self.channels[ch];
                 if incarnation == channel.incarnation && !channel.sides[side].fenced {
@@ -212,25 +220,6 @@ impl World {
                 self.summary.reconnects += 1;
                 self.connect(ch);
             }
-        }
-    }
-
-    /// What the device of a side has read before its queue pair, or its process, ends may still be on the wire; what it
-    /// has not read never will be.
-    pub(super) fn stop_reading(&mut self, ch: usize, side: usize) {
-        let mut agenda = std::mem::take(&mut self.agenda);
-        for what in agenda.values_mut() {
-            let Happening::Execute(wr) = what else { continue };
-            if (wr.ch, wr.from) == (ch, side) && wr.incarnation == self.channels[ch].incarnation {
-                self.read_ahead(wr);
-            }
-        }
-        self.agenda = agenda;
-    }
-
-    pub(super) fn read_ahead(&self, wr: &mut Wr) {
-        if let Some(piece) = wr.unread_piece() {
-            wr.data = Some(self.read(wr, &piece));
         }
     }
 }
