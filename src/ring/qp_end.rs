@@ -32,15 +32,20 @@ impl QpCore {
             settle(&mut fx);
             return;
         }
-        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
+        self.watch_closing();
         self.try_finish();
-        if self.finished.load(Ordering::Acquire) {
-            // Whoever drives the queues may have finished it between `set_error` and `watch_closing`: then nobody would
-            // ever take it from that list.
-            self.send.cq.forget_closing(self);
-        }
         settle(&mut fx);
         self.send.cq.nudge();
+    }
+
+    /// Has it destroyed after the patience, if it has not ended by then.
+    fn watch_closing(self: &Arc<Self>) {
+        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
+        if self.finished.load(Ordering::Acquire) {
+            // Whoever drives the queues, or closes it, may have finished it just before: then nobody would ever take it from
+            // that list, in which it holds the queue that it is held by.
+            self.send.cq.forget_closing(self);
+        }
     }
 
     /// The device says that the queue pair has failed. What has completed by now comes first, since it may say why (R6).
@@ -55,7 +60,7 @@ impl QpCore {
         }
         self.set_error();
         self.end_queued();
-        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
+        self.watch_closing();
         self.send.cq.nudge();
     }
 
@@ -71,7 +76,7 @@ impl QpCore {
         self.tie.cause.record(OpError::Disconnected { qp_num: self.tie.qp_num });
         self.set_error();
         self.end_queued();
-        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
+        self.watch_closing();
         self.send.cq.nudge();
         self.recv.cq.nudge();
     }
