@@ -24,6 +24,21 @@ async fn r7_a_queue_pair_that_does_not_drain_in_time_is_destroyed() {
     qp.close().await;
 }
 
+/// A disconnect that has found the queue pair open, and watches it when it is gone.
+#[tokio::test]
+async fn r7_a_queue_pair_that_is_watched_after_its_end_is_not_kept() {
+    let device = Device::soft(SoftConfig::new()).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let cq = CompletionQueue::new(&device, CqConfig::new(16)).unwrap();
+    let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(8, 8)).unwrap();
+    let core = qp.core.clone();
+    qp.close().await;
+    core.watch_closing();
+    let gone = std::sync::Arc::downgrade(&core);
+    drop(core);
+    assert!(gone.upgrade().is_none(), "held by the queue that it holds");
+}
+
 #[tokio::test]
 async fn r7_what_the_reaper_gives_up_ends_all_the_same() {
     use crate::reactor::Drive;

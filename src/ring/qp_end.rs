@@ -39,7 +39,7 @@ impl QpCore {
     }
 
     /// Has it destroyed after the patience, if it has not ended by then.
-    fn watch_closing(self: &Arc<Self>) {
+    pub(crate) fn watch_closing(self: &Arc<Self>) {
         self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
         if self.finished.load(Ordering::Acquire) {
             // Whoever drives the queues, or closes it, may have finished it just before: then nobody would ever take it from
