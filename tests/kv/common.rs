@@ -17,28 +17,11 @@ macro_rules! on_soft_profiles {
     ($($name:ident $({ $more:item })?),+ $(,)?) => {$(
         mod $name {
             use super::$name as body;
-            mod tcp { $crate::common::on_soft_profiles!(@ Soft); }
-            mod shm { $crate::common::on_soft_profiles!(@ Shm); }
+            mod tcp { $crate::on::on_each_profile!(Soft, common); }
+            mod shm { $crate::on::on_each_profile!(Shm, common); }
             $($more)?
         }
     )+};
-    (@ $on:ident) => {
-        use landfall::device::Profile;
-        use crate::common::{On, run};
-        use super::body;
-        #[test]
-        fn default() { run(body(On::$on(Profile::Default))) }
-        #[test]
-        fn erdma_compat() { run(body(On::$on(Profile::ErdmaCompat))) }
-        #[test]
-        fn erdma_standard() { run(body(On::$on(Profile::ErdmaStandard))) }
-        #[test]
-        fn siw() { run(body(On::$on(Profile::Siw))) }
-        #[test]
-        fn srd() { run(body(On::$on(Profile::Srd))) }
-        #[test]
-        fn tiny() { run(body(On::$on(Profile::Tiny))) }
-    };
 }
 pub(crate) use on_soft_profiles;
 

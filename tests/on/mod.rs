@@ -20,6 +20,43 @@ pub(crate) enum On {
     Devices,
 }
 
+/// A test for each profile of the soft provider over one transport, out of `super::body`, by the `run` of a harness.
+#[allow(unused_macros)]
+macro_rules! on_each_profile {
+    ($on:ident, $harness:ident) => {
+        use super::body;
+        use landfall::device::Profile;
+        use $crate::on::On;
+        use $crate::$harness::run;
+        #[test]
+        fn default() {
+            run(body(On::$on(Profile::Default)))
+        }
+        #[test]
+        fn erdma_compat() {
+            run(body(On::$on(Profile::ErdmaCompat)))
+        }
+        #[test]
+        fn erdma_standard() {
+            run(body(On::$on(Profile::ErdmaStandard)))
+        }
+        #[test]
+        fn siw() {
+            run(body(On::$on(Profile::Siw)))
+        }
+        #[test]
+        fn srd() {
+            run(body(On::$on(Profile::Srd)))
+        }
+        #[test]
+        fn tiny() {
+            run(body(On::$on(Profile::Tiny)))
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use on_each_profile;
+
 impl From<Profile> for On {
     fn from(profile: Profile) -> Self {
         Self::Soft(profile)

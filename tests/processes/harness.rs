@@ -43,30 +43,13 @@ macro_rules! on_every_profile {
     ($($name:ident),+ $(,)?) => {$(
         mod $name {
             use super::$name as body;
-            mod tcp { $crate::harness::on_every_profile!(@ Soft); }
-            mod shm { $crate::harness::on_every_profile!(@ Shm); }
+            mod tcp { $crate::on::on_each_profile!(Soft, harness); }
+            mod shm { $crate::on::on_each_profile!(Shm, harness); }
             #[test]
             #[ignore = "needs RDMA devices"]
             fn verbs() { crate::harness::run(body(crate::harness::On::Devices)) }
         }
     )+};
-    (@ $on:ident) => {
-        use landfall::device::Profile;
-        use crate::harness::{On, run};
-        use super::body;
-        #[test]
-        fn default() { run(body(On::$on(Profile::Default))) }
-        #[test]
-        fn erdma_compat() { run(body(On::$on(Profile::ErdmaCompat))) }
-        #[test]
-        fn erdma_standard() { run(body(On::$on(Profile::ErdmaStandard))) }
-        #[test]
-        fn siw() { run(body(On::$on(Profile::Siw))) }
-        #[test]
-        fn srd() { run(body(On::$on(Profile::Srd))) }
-        #[test]
-        fn tiny() { run(body(On::$on(Profile::Tiny))) }
-    };
 }
 pub(crate) use on_every_profile;
 
