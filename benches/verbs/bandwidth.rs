@@ -6,10 +6,7 @@ use landfall::ring::Op as RingOp;
 
 use crate::case::{Case, Op};
 use crate::common::{Error, line};
-use crate::link::{Link, WINDOW};
-
-/// Completions that are gathered before their queue pair gets as many new operations with one doorbell.
-const REFILL: usize = 16;
+use crate::link::Link;
 
 pub async fn measure(case: &Case, link: &Link) -> Result<(), Error> {
     let warm_up = (case.iterations / 20).max(1);
@@ -25,13 +22,15 @@ pub async fn measure(case: &Case, link: &Link) -> Result<(), Error> {
 
 /// `iterations` operations on each queue pair.
 async fn transfer(case: &Case, link: &Link, iterations: usize) -> Result<(), Error> {
+    // A quarter of the window is gathered before a queue pair gets as many new operations with one doorbell.
+    let refill = case.window() / 4;
     let mut left = vec![iterations; link.qps.len()];
-    let mut free = vec![WINDOW; link.qps.len()];
+    let mut free = vec![case.window(); link.qps.len()];
     let mut outstanding = 0;
     loop {
         for (n, qp) in link.qps.iter().enumerate() {
             // A full window at first, and at the end whatever is left.
-            if left[n] == 0 || free[n] < REFILL.min(left[n]) {
+            if left[n] == 0 || free[n] < refill.min(left[n]) {
                 continue;
             }
             let mut batch = qp.batch();

@@ -41,6 +41,11 @@ impl Case {
         if self.spin { Duration::from_secs(30) } else { Duration::ZERO }
     }
 
+    /// Sends outstanding on a queue pair: as many as perftest's default, over one or over all of several, but not under 16.
+    pub fn window(&self) -> usize {
+        (128 / self.qps).max(16)
+    }
+
     /// The beginning of its lines.
     pub fn name(&self) -> String {
         let mode = if self.spin { "spin" } else { "event" };

@@ -12,9 +12,6 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::case::{Case, Op};
 use crate::common::Error;
 
-/// Sends outstanding on a queue pair, as the perftest programs have them.
-pub const WINDOW: usize = 128;
-
 /// Lines of JSON over loopback.
 pub struct Control(BufReader<TcpStream>);
 
@@ -78,7 +75,7 @@ impl Link {
             Op::WriteLat | Op::SendLat => caps.max_inline.min(220),
             Op::WriteBw | Op::ReadBw => 0,
         };
-        let depth = (WINDOW as u32).min(caps.max_qp_wr);
+        let depth = (case.window() as u32).min(caps.max_qp_wr);
         let entries = 2 * depth * case.qps as u32;
         let cq = CompletionQueue::new(device, CqConfig::new(entries).spin(case.budget()))?;
         let config = QpConfig::new(depth, depth).max_inline(inline);
