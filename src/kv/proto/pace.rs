@@ -59,10 +59,6 @@ impl Pace {
         }
     }
 
-    pub(super) fn in_flight(&self) -> u64 {
-        self.in_flight
-    }
-
     pub(super) fn rate(&self) -> u64 {
         self.rate
     }
@@ -206,12 +202,12 @@ mod tests {
         let (mut p, t0) = (Pace::default(), Instant::now());
         p.posted(4096, t0);
         p.completed(4096, true, t0 + Duration::from_micros(20));
-        assert_eq!((p.rate(), p.in_flight()), (0, 0));
+        assert_eq!((p.rate(), p.in_flight), (0, 0));
         p.posted(1 << 20, t0);
         p.completed(1 << 20, true, t0 + Duration::from_micros(100));
         assert_eq!(p.rate(), (1 << 20) * 10);
         p.posted(100, t0);
         p.completed(100, false, t0 + Duration::from_secs(1));
-        assert_eq!((p.rate(), p.in_flight()), ((1 << 20) * 10, 0), "what was flushed is no measure");
+        assert_eq!((p.rate(), p.in_flight), ((1 << 20) * 10, 0), "what was flushed is no measure");
     }
 }
