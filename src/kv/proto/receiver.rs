@@ -1,69 +1,65 @@
 //! The receiving half: grants, slots, and when a transfer has landed or an aborted one is quiet.
 //!
 //! A slot collects everything about one transfer, in whatever order it comes: notifications (counted for each queue
-//! pair, K3), the header, and the messages of an abort. It says *landed* when header and counts agree exactly, and
-//! *quiet* (K4) when every queue pair that took part has said its last word and as many notifications have come as
-//! were posted. Nothing is ever allocated on the word of the peer beyond 4,096 slots.
+//! pair, K3), the header, and the messages of an abort. It says *landed* when header and counts agree exactly, and,
+//! once it is aborted (`aborted`), when it is quiet. Nothing is ever allocated on the word of the peer beyond 4,096 slots.
 
+use super::aborted::Abort;
 use super::config::{Config, MAX_QPS, MAX_SLOTS};
 use super::control::{Counts, Slot};
-use super::event::{AbortReason, Event, ProtocolViolation, SenderReason, TransferId};
+use super::event::{AbortReason, Event, ProtocolViolation, TransferId};
 use super::ledger::{Grant, RxLedger};
 use super::outbox::{Outbox, Queued};
 use super::sender::WINDOW;
 
-type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
+pub(super) type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
 
-fn broken<T>(rule: &'static str) -> Result<T> {
+pub(super) fn broken<T>(rule: &'static str) -> Result<T> {
     Err(ProtocolViolation::Rule(rule))
 }
 
 /// What a header has said.
 #[derive(Clone, Copy, Debug)]
-struct Header {
+pub(super) struct Header {
     bytes: u64,
     tag: u64,
 }
 
-/// What an abort has said so far.
-#[derive(Clone, Copy, Debug)]
-struct Abort {
-    /// Queue pairs that will say their last word; known with the first.
-    mask: Option<u64>,
-    done: u64,
-    header_posted: bool,
-}
-
 /// The transfer of a slot, known from the first message that names it.
 #[derive(Clone, Copy, Debug)]
-struct Bound {
-    transfer: u64,
-    attempt: u16,
-    grant: u64,
+pub(super) struct Bound {
+    pub(super) transfer: u64,
+    pub(super) attempt: u16,
+    pub(super) grant: u64,
 }
 
 #[derive(Debug, Default)]
-struct SlotState {
+pub(super) struct SlotState {
     /// Of the transfer that uses it, or that used it last.
     generation: u32,
-    busy: bool,
-    bound: Option<Bound>,
+    pub(super) busy: bool,
+    pub(super) bound: Option<Bound>,
     /// The transfer that a NOTIFY has named, before the header.
     named: Option<u64>,
-    header: Option<Header>,
-    abort: Option<Abort>,
+    pub(super) header: Option<Header>,
+    pub(super) abort: Option<Abort>,
     /// For each queue pair: notifications that came, that the header expects, that an abort says were posted.
-    counts: Vec<u32>,
+    pub(super) counts: Vec<u32>,
     expected: Vec<u32>,
-    posted: Vec<u32>,
+    pub(super) posted: Vec<u32>,
 }
 
 #[derive(Debug)]
 pub(super) struct Receiver {
     pub(super) ledger: RxLedger,
-    slots: Vec<SlotState>,
-    qps: usize,
-    ordered: bool,
+    pub(super) slots: Vec<SlotState>,
+    pub(super) qps: usize,
+    /// Queue pairs that keep the order: each has one notification of a transfer, and no count in its header.
+    pub(super) ordered: u64,
+    /// More than one rail: words may come late, after their transfer is over.
+    several: bool,
+    /// Queue pairs whose rail has failed at some time, and was fenced on our side.
+    pub(super) fenced: u64,
     pub(super) arrived: u64,
 }
 
@@ -74,7 +70,8 @@ impl Receiver {
                 out.queue(Queued::Revoke { grant });
             }
         }
-        Self { ledger, slots: Vec::new(), qps: cfg.qps, ordered: cfg.ordered, arrived: 0 }
+        let (ordered, several) = (cfg.ordered_mask(), cfg.rails.len() > 1);
+        Self { ledger, slots: Vec::new(), qps: cfg.qps(), ordered, several, fenced: 0, arrived: 0 }
     }
 
     pub(super) fn issue_grant(&mut self, max_bytes: u64) -> u64 {
@@ -112,11 +109,12 @@ impl Receiver {
         named: Option<(u64, u16)>,
         out: &mut Outbox,
     ) -> Result {
-        let ordered = self.ordered;
+        let ordered = self.ordered >> qp & 1 == 1;
         let state = self.activate(slot)?;
         if let Some((transfer, attempt)) = named {
             let fits = match (&state.bound, state.named) {
-                (Some(b), _) => (b.transfer, b.attempt) == (transfer, attempt),
+                // Of an earlier attempt, too: on a queue pair that has not failed it still counts.
+                (Some(b), _) => b.transfer == transfer && attempt <= b.attempt,
                 (None, Some(earlier)) => earlier == transfer,
                 (None, None) => true,
             };
@@ -125,8 +123,10 @@ impl Receiver {
             }
             state.named = Some(transfer);
         }
+        // One for each attempt.
+        let most = 1 + state.bound.map_or(0, |b| u32::from(b.attempt));
         state.counts[qp] = match state.counts[qp].checked_add(1) {
-            Some(n) if !ordered || n == 1 => n,
+            Some(n) if !ordered || n <= most => n,
             _ => return broken("one notification too many"),
         };
         self.evaluate(slot.index, out)
@@ -146,18 +146,25 @@ impl Receiver {
         out: &mut Outbox,
     ) -> Result {
         if self.is_over(transfer)? {
-            return broken("a header of a transfer that is over");
+            // With several rails it may be that of an earlier attempt.
+            return if self.several { Ok(()) } else { broken("a header of a transfer that is over") };
         }
-        let participants = mask.count_ones() as usize;
-        let wanted = if self.ordered { 0 } else { participants };
+        let ordered = if attempt == 0 { self.ordered } else { 0 };
+        let wanted = (mask & !ordered).count_ones() as usize;
         if mask == 0 || !self.is_mask(mask) || counts.len() != wanted || counts.iter().any(|n| n == 0) {
             return broken("a header with impossible counts");
         }
+        let opened = self.activate(slot)?.bound.map_or(0, |b| b.attempt);
         let granted = self.bind(slot, Bound { transfer, attempt, grant })?;
         if bytes > granted {
             return broken("more bytes than were granted");
         }
-        let ordered = self.ordered;
+        if attempt < opened {
+            return Ok(());
+        }
+        if attempt > opened {
+            return broken("a header of an attempt that was not opened");
+        }
         let state = &mut self.slots[usize::from(slot.index)];
         if state.header.is_some() {
             return broken("a second header");
@@ -167,77 +174,11 @@ impl Receiver {
         for (qp, expected) in state.expected.iter_mut().enumerate() {
             *expected = match mask >> qp & 1 {
                 0 => 0,
-                _ if ordered => 1,
-                // There is a count for each bit of the mask.
+                _ if ordered >> qp & 1 == 1 => 1,
+                // There is a count for each other bit of the mask.
                 _ => counts.next().unwrap_or(0),
             };
         }
-        self.evaluate(slot.index, out)
-    }
-
-    pub(super) fn on_abort(
-        &mut self,
-        transfer: u64,
-        attempt: u16,
-        grant: u64,
-        reason: SenderReason,
-        slot: Option<Slot>,
-        out: &mut Outbox,
-    ) -> Result {
-        if self.is_over(transfer)? {
-            // Delivered: the confirmation is on its way. Below the watermark: the sender knows. Otherwise it may wait.
-            if transfer >= self.ledger.resolved_below && !self.ledger.delivered.contains(transfer) {
-                out.queue(Queued::AbortAck { transfer });
-            }
-            return Ok(());
-        }
-        if grant >= self.ledger.next_grant {
-            return broken("an abort under a grant that was never issued");
-        }
-        let Some(slot) = slot else {
-            // Nothing was posted, or on an earlier connection that is fenced: quiet at once.
-            self.end_unstarted(transfer, grant, AbortReason::Sender(reason), out)?;
-            out.queue(Queued::AbortAck { transfer });
-            return Ok(());
-        };
-        self.bind(slot, Bound { transfer, attempt, grant })?;
-        self.begin_abort(slot.index, grant, reason, out);
-        self.evaluate(slot.index, out)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
-    pub(super) fn on_abort_done(
-        &mut self,
-        qp: usize,
-        transfer: u64,
-        attempt: u16,
-        grant: u64,
-        reason: SenderReason,
-        slot: Slot,
-        mask: u64,
-        posted: u32,
-        header: bool,
-        out: &mut Outbox,
-    ) -> Result {
-        if self.is_over(transfer)? {
-            return Ok(());
-        }
-        if !self.is_mask(mask) || mask >> qp & 1 == 0 {
-            return broken("an abort of queue pairs that did not take part");
-        }
-        self.bind(slot, Bound { transfer, attempt, grant })?;
-        // Where there is no order, this may overtake the ABORT.
-        self.begin_abort(slot.index, grant, reason, out);
-        let state = &mut self.slots[usize::from(slot.index)];
-        let Some(abort) = &mut state.abort else { return Ok(()) };
-        let fits = abort.mask.is_none_or(|m| m == mask && abort.header_posted == header);
-        if !fits || abort.done >> qp & 1 == 1 {
-            return broken("contradicting ends of an abort");
-        }
-        abort.mask = Some(mask);
-        abort.header_posted = header;
-        abort.done |= 1 << qp;
-        state.posted[qp] = posted;
         self.evaluate(slot.index, out)
     }
 
@@ -293,12 +234,12 @@ impl Receiver {
         }
     }
 
-    fn is_mask(&self, mask: u64) -> bool {
+    pub(super) fn is_mask(&self, mask: u64) -> bool {
         self.qps == MAX_QPS || mask >> self.qps == 0
     }
 
     /// Whether a transfer has been delivered or closed before. Bounds what the peer may name.
-    fn is_over(&self, transfer: u64) -> Result<bool> {
+    pub(super) fn is_over(&self, transfer: u64) -> Result<bool> {
         if transfer >= self.ledger.resolved_below.saturating_add(WINDOW) {
             return broken("a transfer beyond the window");
         }
@@ -337,11 +278,29 @@ impl Receiver {
         Ok(state)
     }
 
-    /// Binds a slot to a transfer and its grant, or checks that it is. Answers the bytes granted.
-    fn bind(&mut self, slot: Slot, bound: Bound) -> Result<u64> {
+    /// The slot of a transfer that begins again, if that is news.
+    pub(super) fn reopen(
+        &mut self,
+        transfer: u64,
+        attempt: u16,
+        slot: Slot,
+        grant: u64,
+    ) -> Result<Option<&mut SlotState>> {
+        self.bind(slot, Bound { transfer, attempt: 0, grant })?;
+        let state = &mut self.slots[usize::from(slot.index)];
+        let Some(bound) = &mut state.bound else { return Ok(None) };
+        if attempt <= bound.attempt || state.abort.is_some() {
+            return Ok(None);
+        }
+        bound.attempt = attempt;
+        Ok(Some(state))
+    }
+
+    /// Binds a slot to a transfer and its grant, or checks that it is, in whatever attempt. Answers the bytes granted.
+    pub(super) fn bind(&mut self, slot: Slot, bound: Bound) -> Result<u64> {
         let state = self.activate(slot)?;
         match &state.bound {
-            Some(b) if (b.transfer, b.attempt, b.grant) == (bound.transfer, bound.attempt, bound.grant) => {}
+            Some(b) if (b.transfer, b.grant) == (bound.transfer, bound.grant) => {}
             Some(_) => return broken("two transfers in one slot"),
             None if state.named.is_some_and(|t| t != bound.transfer) => {
                 return broken("two transfers in one slot");
@@ -362,19 +321,14 @@ impl Receiver {
         Ok(grant.max_bytes)
     }
 
-    fn begin_abort(&mut self, index: u16, grant: u64, reason: SenderReason, out: &mut Outbox) {
-        let state = &mut self.slots[usize::from(index)];
-        if state.abort.is_some() {
-            return;
-        }
-        state.abort = Some(Abort { mask: None, done: 0, header_posted: false });
-        if self.ledger.grants.get(&grant).is_some_and(|g| !g.revoking) {
-            out.event(Event::Aborted { grant, reason: AbortReason::Sender(reason) });
-        }
-    }
-
     /// Ends a transfer of which nothing can arrive on this connection.
-    fn end_unstarted(&mut self, transfer: u64, grant: u64, reason: AbortReason, out: &mut Outbox) -> Result {
+    pub(super) fn end_unstarted(
+        &mut self,
+        transfer: u64,
+        grant: u64,
+        reason: AbortReason,
+        out: &mut Outbox,
+    ) -> Result {
         if let Some(g) = self.ledger.grants.get(&grant) {
             if g.claimed.is_some() {
                 return broken("two transfers under one grant");
@@ -390,26 +344,11 @@ impl Receiver {
     }
 
     /// Looks whether a slot's transfer is complete, landed or quiet.
-    fn evaluate(&mut self, index: u16, out: &mut Outbox) -> Result {
+    pub(super) fn evaluate(&mut self, index: u16, out: &mut Outbox) -> Result {
         let state = &mut self.slots[usize::from(index)];
         let Some(Bound { transfer, attempt, grant }) = state.bound else { return Ok(()) };
-        if let Some(abort) = state.abort {
-            let Some(mask) = abort.mask.filter(|&m| m == abort.done) else { return Ok(()) };
-            let outside = |qp: usize| mask >> qp & 1 == 0;
-            let too_many =
-                (0..self.qps).any(|q| state.counts[q] > if outside(q) { 0 } else { state.posted[q] });
-            if too_many {
-                return broken("more notifications than were posted before the abort");
-            }
-            if state.counts != state.posted || (abort.header_posted && state.header.is_none()) {
-                return Ok(());
-            }
-            state.busy = false;
-            self.ledger.grants.remove(&grant);
-            self.ledger.finished.insert(transfer);
-            out.event(Event::Freed { grant });
-            out.queue(Queued::AbortAck { transfer });
-            return Ok(());
+        if state.abort.is_some() {
+            return self.evaluate_aborted(index, out);
         }
         let Some(header) = state.header else { return Ok(()) };
         if state.counts.iter().zip(&state.expected).any(|(got, want)| got > want) {

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::super::{Config, Connection, Credits, Ledger, Notify, Opening};
+use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailConfig};
 use super::Rng;
 use super::model::{GrantKey, Life};
 use super::pool::{BLOCK_BYTES, BLOCKS, Pool};
+use super::rails::{Health, receives};
 use super::shared::Shared;
 use super::wire::{Item, Queue, Timing};
 use crate::kv::layout::Layout;
@@ -55,6 +56,8 @@ pub(super) struct Side {
     pub(super) fenced: bool,
     /// In shared memory: it has said that its sources may be used again.
     pub(super) closed: bool,
+    /// When a rail has come up again.
+    pub(super) revived_at: u64,
     /// Since when its process says nothing any more: frozen or gone.
     pub(super) silent_since: Option<u64>,
     /// Grants of the peer.
@@ -75,6 +78,10 @@ pub(super) struct Channel {
     /// A connection manager connects the queue pairs: one side speaks first.
     pub(super) by_cm: bool,
     pub(super) timing: Timing,
+    /// By rail.
+    pub(super) health: Vec<Health>,
+    /// Which side has to wait for the other's first word on a queue pair.
+    pub(super) listens: [bool; 2],
     /// It is one in shared memory.
     pub(super) shared: Option<Shared>,
     pub(super) incarnation: u32,
@@ -98,17 +105,22 @@ impl Channel {
             false => Credits { data: 64, control: 32 },
         };
         let credits = [credits(rng), credits(rng)];
-        let cfg = Config {
+        let mut rail = RailConfig {
             qps: rng.range(1, 4) as usize,
             notify: if ordered && rng.one_in(2) { Notify::Send } else { Notify::Imm },
-            opening: Opening::Free,
             ordered,
-            local_epoch: 0,
-            peer_epoch: 0,
+            opening: Opening::Free,
             tx_credits: credits[1],
             rx_credits: credits[0],
-            max_control: if rng.one_in(2) { 256 } else { 1024 },
-            max_write: rng.pick(&[16, 64, 100, 4096]),
+            max_write: 0,
+        };
+        let max_control = if rng.one_in(2) { 256 } else { 1024 };
+        rail.max_write = rng.pick(&[16, 64, 100, 4096]);
+        let cfg = Config {
+            rails: vec![rail],
+            local_epoch: 0,
+            peer_epoch: 0,
+            max_control,
             max_transfers: rng.pick(&[1, 2, 5, 16]),
             heartbeat: Duration::from_millis(30),
             peer_timeout: Duration::from_millis(400),
@@ -123,6 +135,8 @@ impl Channel {
             depth: if tiny { rng.range(6, 16) as usize } else { 128 },
             by_cm: rng.one_in(2),
             timing,
+            health: vec![Health::default()],
+            listens: [false; 2],
             shared: None,
             incarnation: 0,
             connected_at: 0,
@@ -141,20 +155,23 @@ impl Channel {
             true if side == dials => Opening::Speak,
             true => Opening::Listen,
         };
+        let (rx_credits, tx_credits) = (self.credits[side], self.credits[1 - side]);
+        let rails = self.cfg.rails.iter().map(|r| RailConfig { opening, rx_credits, tx_credits, ..*r });
         Config {
-            opening,
+            rails: rails.collect(),
             local_epoch: epoch(self.lives[side]),
             peer_epoch: epoch(self.lives[1 - side]),
-            rx_credits: self.credits[side],
-            tx_credits: self.credits[1 - side],
             ..self.cfg.clone()
         }
     }
 
     pub(super) fn new_queues(&self, cfg: &Config) -> Vec<Queue> {
-        let receives = cfg.rx_credits.data + cfg.rx_credits.control;
-        let listens = cfg.opening == Opening::Listen;
-        vec![Queue { receives, listens, ..Queue::default() }; cfg.qps]
+        let queues = |rail: &RailConfig| {
+            let receives = receives(rail.rx_credits);
+            let listens = rail.opening == Opening::Listen;
+            vec![Queue { receives, listens, ..Queue::default() }; rail.qps]
+        };
+        cfg.rails.iter().flat_map(queues).collect()
     }
 }
 

@@ -73,7 +73,9 @@ impl World {
         let [me, peer] = [self.channels[ch].lives[side], self.channels[ch].lives[1 - side]];
         let targets = &mut self.ends[me.0].targets;
         let mut blocks = targets.free_blocks();
-        let want = rng.range(1, 6) as usize;
+        // A transfer over several rails should be long enough for one to fail meanwhile.
+        let most = if self.channels[ch].has_rails() { 12 } else { 6 };
+        let want = rng.range(1, most) as usize;
         if blocks.len() < want || conn.poll_timeout().is_none() {
             return;
         }
@@ -120,8 +122,9 @@ impl World {
             return;
         }
         sources.truncate(count);
-        let mut plan =
-            PlanBuilder::new((&from.layout, &from.seams()), (&to.layout, &to.seams())).expect("alike");
+        let rails = self.channels[ch].cfg.rails.len();
+        let mut plan = PlanBuilder::new((&from.layout, &from.seams(rails)), (&to.layout, &to.seams(rails)))
+            .expect("alike");
         for (s, t) in sources.iter().zip(&granted) {
             plan.push(*s, *t, 1).expect("in range");
         }
@@ -160,6 +163,7 @@ impl World {
                     delivered: false,
                     resolution: None,
                     gone: false,
+                    disturbed: false,
                     executed: Vec::new(),
                 };
                 let before = self.model.transfers.insert((me, peer.0, transfer.0), transfer_model);
