@@ -96,7 +96,9 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
     for (number, server) in answered.iter().enumerate() {
         let client = alone.unwrap_or(usize::from(server.with));
         let Some(peer) = asked.get(client) else {
-            return Err(Reject::Malformed { what: "a rail is joined to a device that is not there".to_owned() });
+            return Err(Reject::Malformed {
+                what: "a rail is joined to a device that is not there".to_owned(),
+            });
         };
         let (ours, theirs) = match role {
             Role::Client => (peer, server),

@@ -131,16 +131,12 @@ impl RailFields {
     pub(super) fn take(&mut self, tag: u16, f: &mut Reader<'_>) -> Result<bool, HelloError> {
         match tag {
             tag::DEVICE => once(&mut self.device, "device", text(f, MAX_NAME, "device")?)?,
-            tag::TRANSPORT => {
-                once(&mut self.transport, "transport", text(f, MAX_TRANSPORT, "transport")?)?
-            }
+            tag::TRANSPORT => once(&mut self.transport, "transport", text(f, MAX_TRANSPORT, "transport")?)?,
             tag::PATH => once(&mut self.path, "path", (f.u32()?, f.u8()?))?,
             tag::CAPS => once(&mut self.caps, "capabilities", (f.u32()?, f.u64()?))?,
             tag::CREDITS => once(&mut self.credits, "credits", (f.u32()?, f.u32()?, f.u32()?))?,
             tag::QP => self.qps.push(qp(f)?),
-            tag::REGION => {
-                self.regions.push(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? })
-            }
+            tag::REGION => self.regions.push(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? }),
             _ => return Ok(false),
         }
         Ok(true)

@@ -188,7 +188,8 @@ impl KvPool {
             PoolAccess::Target => AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE),
         };
         let (mut devices, mut failed) = (Vec::with_capacity(pds.len()), None);
-        for (&pd, registered) in pds.iter().zip(ProtectionDomain::register_on_all(pds, memory, remote).await?) {
+        for (&pd, registered) in pds.iter().zip(ProtectionDomain::register_on_all(pds, memory, remote).await?)
+        {
             let registered = registered.map(Registered::new).map_err(|error| {
                 let why = format!("the pool cannot be registered: {}", words(&error));
                 tracing::warn!(device = pd.device().name(), why, "a pool is without one of its devices");

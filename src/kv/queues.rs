@@ -132,6 +132,12 @@ impl Queue {
         self.report.peer_qp_num = peer_qp_num;
     }
 
+    /// Counts on from what `before`, in whose place it comes, has carried.
+    pub(crate) fn carry_on(&mut self, before: &Self) {
+        let QpReport { bytes_written, writes, controls, received, .. } = before.report;
+        self.report = QpReport { bytes_written, writes, controls, received, ..self.report };
+    }
+
     /// What it carried. What carries it is not in there: that is asked of the queue pair.
     pub(crate) fn report(&self) -> QpReport {
         self.report

@@ -54,6 +54,10 @@ impl Inner {
                     self.wake(Wait::Message, after);
                 }
                 Event::PeerClosed => self.closing = true,
+                Event::RailDown { rail, cause } => self.rail_down(rail, cause, now, after),
+                // We have said so ourselves.
+                Event::RailUp { .. } => {}
+                Event::RailTalk { rail, bytes } => after.talk.push((rail, bytes)),
                 Event::Lost(cause) => self.fail(cause, "", now, after),
                 Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),
             }
