@@ -127,7 +127,9 @@ pub enum DeviceError {
         device: std::sync::Arc<str>,
     },
     /// A rail cannot be had, and [`KvConfig::strict_rails`](crate::kv::KvConfig::strict_rails) asks for every one.
-    #[error("the rail over {device} cannot be had: {reason}; mend it, leave the device out, or do not set strict_rails")]
+    #[error(
+        "the rail over {device} cannot be had: {reason}; mend it, leave the device out, or do not set strict_rails"
+    )]
     Rail {
         /// The device of this side.
         device: String,
