@@ -12,7 +12,7 @@ use super::hello::{
     Credits, Hello, HelloCaps, HelloError, HelloRegion, MAX_NAME, MAX_QPS, MAX_TRANSPORT, NotifyModes,
     printable,
 };
-use super::{Agreed, agree::is_mtu};
+use super::agree::is_mtu;
 use crate::provider::QpAddress;
 
 /// Most devices of an endpoint, and most rails of a channel.
@@ -147,13 +147,4 @@ pub(crate) struct LateRail {
     /// Queue pairs of a device that serves more than one rail, of which the hello had those of the first only. None: the rail
     /// is left out.
     pub(crate) qps: Vec<QpAddress>,
-}
-
-impl Agreed {
-    /// Leaves out the rails that the client could not connect.
-    pub(crate) fn without(mut self, late: &[LateRail]) -> Self {
-        let gone = |n: usize| late.iter().any(|l| usize::from(l.rail) == n && l.qps.is_empty());
-        self.rails.retain(|rail| !gone(rail.number));
-        self
-    }
 }

@@ -173,7 +173,7 @@ impl RailFacts {
 
 /// What became of a rail.
 #[derive(Clone, Debug)]
-pub(super) struct RailFate {
+pub(crate) struct RailFate {
     pub(super) state: RailState,
     pub(super) failures: u32,
     pub(super) returns: u32,

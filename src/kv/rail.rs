@@ -147,7 +147,7 @@ impl QueuePairs {
 
 /// What the queue pairs of a rail are connected with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Link {
+pub(crate) struct Link {
     pub(super) path_mtu: u32,
     pub(super) rd_atomic: u8,
     pub(super) active: bool,

@@ -40,8 +40,9 @@ impl End {
     ) -> Result<KvEndpoint, DeviceError> {
         let pds: Vec<_> = devices.iter().map(|device| device.alloc_pd().unwrap()).collect();
         let memory = Memory::anonymous(layout.required_bytes());
-        let pool = KvPool::on_rails(&pds.iter().collect::<Vec<_>>(), layout, memory, PoolAccess::Target);
-        KvEndpoint::new(pool.await.unwrap(), config)
+        let pds: Vec<_> = pds.iter().collect();
+        let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Target).await.unwrap();
+        KvEndpoint::new(pool, config)
     }
 
     fn link(&self, rail: usize) -> SoftLink {
@@ -421,7 +422,8 @@ async fn k10_too_many_rails_or_queue_pairs_are_refused() {
     let pd = device.alloc_pd().unwrap();
     for count in [0, 17] {
         let memory = Memory::anonymous(layout(1, 1, 64).required_bytes());
-        let pool = KvPool::on_rails(&vec![&pd; count], layout(1, 1, 64), memory, PoolAccess::Target);
+        let pds = vec![&pd; count];
+        let pool = KvPool::on_rails(&pds, layout(1, 1, 64), memory, PoolAccess::Target);
         let error = pool.await.unwrap_err().to_string();
         assert!(error.contains("1 to 16"), "{error}");
     }

@@ -65,7 +65,7 @@ fn reply_to(hello: &Hello) -> Hello {
 async fn serve(stream: Inband) -> Result<Inband, ConnectError> {
     let offer = incoming(stream).hello(SERVER).await?;
     let reply = reply_to(&offer.hello);
-    match agree(&reply, &offer.hello, Role::Server) {
+    match agree(&reply, &offer.hello, crate::connect::Role::Server) {
         Ok(_) => offer.accept(&reply).await?.finish().await,
         Err(reject) => Err(offer.reject(reject).await),
     }
