@@ -8,11 +8,11 @@
 
 use std::net::SocketAddr;
 
+use super::agree::is_mtu;
 use super::hello::{
     Credits, Hello, HelloCaps, HelloError, HelloRegion, MAX_NAME, MAX_QPS, MAX_TRANSPORT, NotifyModes,
     printable,
 };
-use super::agree::is_mtu;
 use crate::provider::QpAddress;
 
 /// Most devices of an endpoint, and most rails of a channel.

@@ -21,6 +21,7 @@ use super::path::{PathFacts, RailFacts};
 use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
 use super::proto::{Config, Opening};
+use super::rail::why;
 use super::setup;
 use super::targets::PeerPool;
 use crate::connect::{
@@ -125,7 +126,7 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     let (rails, left_out) = match connected.await {
         // Only the side that dials finds that out, and the other one is told.
         Err(error) if is_for_the_peer(&error) => {
-            reply.reject(Reject::Unsupported { what: error.to_string() }).await;
+            reply.reject(Reject::Unsupported { what: why(&error) }).await;
             return Err(error);
         }
         connected => connected?,
@@ -198,7 +199,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(Ok(built)) => built,
         Ok(Err(reject)) => return Err(offer.reject(reject).await),
         Err(error) if is_for_the_peer(&error) => {
-            offer.reject(Reject::Unsupported { what: error.to_string() }).await;
+            offer.reject(Reject::Unsupported { what: why(&error) }).await;
             return Err(error);
         }
         Err(error) => return Err(error),
