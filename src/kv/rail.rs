@@ -237,5 +237,9 @@ impl Registered {
 
 /// Why a rail was left out, for a report.
 pub(super) fn why(error: &ConnectError) -> String {
-    words(error)
+    match error {
+        // That it is of a channel is said by who asks.
+        ConnectError::Resources { source } => words(&**source),
+        other => words(other),
+    }
 }

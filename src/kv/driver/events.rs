@@ -16,11 +16,11 @@ impl Inner {
                         entry.local.get_or_insert(now);
                     }
                 }
-                Event::Done { id, outcome, wrs } => {
+                Event::Done { id, outcome, wrs, attempts } => {
                     self.stats.done(outcome);
                     if let Some(entry) = self.writes.get_mut(&id) {
                         entry.outcome = Some(outcome);
-                        entry.wrs = wrs;
+                        (entry.wrs, entry.attempts) = (wrs, attempts);
                         entry.landed = Some(now);
                         if outcome == Outcome::Landed {
                             self.stats.landed_bytes += entry.bytes;

@@ -161,6 +161,7 @@ struct WriteEntry {
     bytes: u64,
     descriptors: u64,
     wrs: u64,
+    attempts: u32,
 }
 
 /// What is to be done after the lock is released.
