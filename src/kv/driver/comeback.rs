@@ -170,6 +170,7 @@ impl KvDriver {
             own.phase = Phase::Coming;
             for (slot, mut queue) in inner.queues[own.qps.clone()].iter_mut().zip(pairs.queues) {
                 queue.carry_on(slot);
+                queue.signal_often();
                 *slot = queue;
             }
             if go {

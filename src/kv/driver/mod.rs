@@ -223,9 +223,13 @@ impl KvDriver {
         let tasks = parts.rails.iter().map(|_| OnceLock::new()).collect();
         let this = Arc::new_cyclic(|me: &Weak<Self>| {
             let (mut queues, mut rails) = (Vec::new(), Vec::new());
+            let several = parts.rails.len() > 1;
             for (rail, part) in parts.rails.into_iter().enumerate() {
                 let qps = queues.len()..queues.len() + part.queues.len();
                 queues.extend(part.queues);
+                if several {
+                    queues[qps.clone()].iter_mut().for_each(Queue::signal_often);
+                }
                 rails.push(Rail {
                     qps,
                     managed: !part.lines.is_empty(),
