@@ -126,6 +126,16 @@ pub enum DeviceError {
         /// The device.
         device: std::sync::Arc<str>,
     },
+    /// A rail cannot be had, and [`KvConfig::strict_rails`](crate::kv::KvConfig::strict_rails) asks for every one.
+    #[error(
+        "the rail over {device} cannot be had: {reason}; mend it, leave the device out, or do not set strict_rails"
+    )]
+    Rail {
+        /// The device of this side.
+        device: String,
+        /// What failed.
+        reason: String,
+    },
     /// No tokio runtime where one is needed.
     #[error("no tokio runtime with I/O and time enabled here; call this inside one")]
     NoRuntime,

@@ -285,6 +285,40 @@ fn k3_several_queue_pairs_are_verified() {
     });
 }
 
+/// K10: several rails, over TCP and in shared memory, under every profile; and one that cannot be had.
+#[test]
+fn k10_several_rails_are_verified_and_reported() {
+    block_on(async {
+        for (profile, transport) in PROFILES.into_iter().flat_map(|p| TRANSPORTS.map(|t| (p, t))) {
+            let args = format!(
+                "--transport {transport} --profile {profile} --rails 3 --requests 2 --tokens 512 --layers 4"
+            );
+            let seen = report(kv_stream(&args)).await;
+            assert_eq!((&seen["verified"], &seen["transport"]), (&true.into(), &transport.into()), "{seen}");
+            let rails = seen["path"]["rails"].as_array().unwrap();
+            assert_eq!((rails.len(), &seen["path"]["warnings"]), (3, &serde_json::json!([])), "{seen}");
+            let written = rails.iter().map(|rail| rail["bytes_written"].as_u64().unwrap()).sum::<u64>();
+            assert_eq!(written, 2 * 512 * 4 * 1152);
+            assert!(
+                rails.iter().all(|rail| rail["state"] == "up" && rail["transport"] == transport),
+                "{seen}"
+            );
+        }
+        let people = output(kv_stream("--rails 2 --tokens 64")).await;
+        assert!(
+            text(&people.stdout).contains("rail 1: soft-default to soft-default"),
+            "{}",
+            text(&people.stdout)
+        );
+
+        // A device that cannot make its completion queue, in both processes.
+        let mut command = kv_stream("--rails 2 --tokens 64");
+        command.env("LANDFALL_SOFT", "fail_cq=1");
+        complains(command, "creating a completion queue").await;
+        complains(kv_stream("--rails 17"), "16").await;
+    });
+}
+
 /// R8's spin budget, and the environment, are heard.
 #[test]
 fn k9_the_report_says_what_was_asked_for() {

@@ -15,7 +15,8 @@ macro_rules! device_usage {
         "\
   --transport NAME       tcp or shm (no device needed), auto (shm where the peer is on this host, else tcp), or verbs (an RDMA
                          device); both sides must fit together           [auto]
-  --device NAME          the RDMA device of --transport verbs, as `rdma link` or ibv_devices name it
+  --device NAME          the RDMA device of --transport verbs, as `rdma link` or ibv_devices name it; where the program takes
+                         several rails, NAME,NAME,... one for each
   --peer-device NAME     that of the peer process which is started here  [as --device]
   --port N               port of the RDMA device                         [1]
   --gid-index N          index in its GID table                          [by rule]
@@ -96,6 +97,22 @@ impl DeviceArgs {
 
     pub(crate) fn is_verbs(&self) -> bool {
         self.transport == Some(Transport::Verbs)
+    }
+
+    /// Opens one for each of `rails` rails: as many soft devices, or the RDMA devices that were named, in turn; with `rails` 0,
+    /// each of those, or one soft device.
+    pub(crate) fn open_rails(
+        &self,
+        side: Option<(SocketAddr, bool)>,
+        rails: usize,
+    ) -> Result<Vec<Device>, Error> {
+        if !self.is_verbs() {
+            return (0..rails.max(1)).map(|_| self.open(side)).collect();
+        }
+        let names: Vec<&str> = self.verbs.device.split(',').collect();
+        let count = if rails == 0 { names.len() } else { rails };
+        let device = |name: &&str| open_verbs(&Verbs { device: (*name).to_owned(), ..self.verbs.clone() });
+        names.iter().cycle().take(count).map(device).collect()
     }
 
     /// Opens it. `side` is the address that this process listens on (`true`) or connects to, if it has one.

@@ -20,7 +20,9 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
 ",
     device_usage!(),
     "\
-  --qps N                queue pairs of the channel, 1 to 64             [1]
+  --rails N              rails of the channel, 1 to 16: so many devices   [1, or as many as --device names]
+  --strict-rails         every rail has to be there, and to live
+  --qps N                queue pairs of each rail, 1 to 64 in all         [1]
   --spin MICROSECONDS    spin budget of a wait; 0 sleeps at once         [0]
   --requests N           requests to stream                              [3]
   --tokens N             tokens a request                                [8192]
@@ -50,6 +52,9 @@ pub(crate) enum Side {
 pub(crate) struct Args {
     pub(crate) side: Side,
     pub(crate) device: DeviceArgs,
+    /// 0: as many as devices are named.
+    pub(crate) rails: usize,
+    pub(crate) strict_rails: bool,
     pub(crate) qps: usize,
     pub(crate) spin: Duration,
     pub(crate) requests: u32,
@@ -72,6 +77,8 @@ impl Default for Args {
         Self {
             side: Side::Alone,
             device: DeviceArgs::default(),
+            rails: 0,
+            strict_rails: false,
             qps: 1,
             spin: Duration::ZERO,
             requests: 3,
@@ -117,6 +124,8 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             }
             "--listen" => a.side = Side::Listen(address(&flag, &value()?)?),
             "--connect" => a.side = Side::Connect(address(&flag, &value()?)?),
+            "--rails" => a.rails = number(&flag, &value()?, 1, 16)? as usize,
+            "--strict-rails" => a.strict_rails = true,
             "--qps" => a.qps = number(&flag, &value()?, 1, 64)? as usize,
             "--spin" => a.spin = Duration::from_micros(number(&flag, &value()?, 0, 60_000_000)?),
             "--requests" => a.requests = number(&flag, &value()?, 1, 1 << 20)? as u32,
@@ -133,7 +142,7 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             "--child" => a.child = true,
             _ => return Err(format!("unknown argument {flag:?}; see --help")),
         }
-        if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child") {
+        if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child" | "--strict-rails") {
             return Err(format!("{flag} takes no value"));
         }
     }

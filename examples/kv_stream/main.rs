@@ -85,14 +85,16 @@ async fn listen_address(args: &Args, endpoint: &KvEndpoint, given: SocketAddr) -
     Ok(given)
 }
 
-/// A device, a pool that holds one request, and an endpoint.
+/// A device for each rail, a pool that holds one request, and an endpoint.
 async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> {
-    let device = args.device.open(side(args))?;
+    let devices = args.device.open_rails(side(args), args.rails)?;
     let layout = layout(args)?;
     let memory = Memory::anonymous(layout.required_bytes());
-    let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
+    let domains = devices.iter().map(|device| device.alloc_pd()).collect::<Result<Vec<_>, _>>()?;
+    let pool = KvPool::on_rails(&domains.iter().collect::<Vec<_>>(), layout, memory, access).await?;
     let config = KvConfig::default()
         .qps(args.qps)
+        .strict_rails(args.strict_rails)
         .spin(args.spin)
         .require_rdma(args.device.is_verbs())
         .bootstrap(args.device.bootstrap);
@@ -121,6 +123,9 @@ fn peer_args(args: &Args) -> Vec<String> {
     let mut line = vec!["--child".to_owned(), "--quiet".to_owned(), "--listen=127.0.0.1:0".to_owned()];
     let mut option = |flag: &str, value: &dyn std::fmt::Display| line.push(format!("{flag}={value}"));
     option("--qps", &args.qps);
+    if args.rails > 0 {
+        option("--rails", &args.rails);
+    }
     option("--spin", &args.spin.as_micros());
     option("--tokens", &args.tokens);
     option("--layers", &args.layers);
@@ -129,6 +134,9 @@ fn peer_args(args: &Args) -> Vec<String> {
     option("--run", &args.run);
     if args.file.is_some() {
         option("--file", &"/dev/null");
+    }
+    if args.strict_rails {
+        line.push("--strict-rails".to_owned());
     }
     line.extend(args.device.peer());
     line

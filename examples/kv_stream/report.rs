@@ -117,6 +117,12 @@ impl Report {
             path.bootstrap,
             path.bootstrap_reason
         );
+        for (n, rail) in path.rails.iter().enumerate().filter(|_| path.rails.len() > 1) {
+            text += &format!("rail {n}: {rail}\n");
+        }
+        for warning in &path.warnings {
+            text += &format!("warning: {warning}\n");
+        }
         if let Some(sha256) = &self.sha256 {
             text += &format!("sha256 {sha256}\n");
         }

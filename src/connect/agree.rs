@@ -1,6 +1,7 @@
 //! What two hellos make together: the common path, or the refusal that says what does not fit.
 
 use super::hello::{Hello, Notify};
+use super::rail::HelloRail;
 use super::reject::{LayoutField, Reject};
 use crate::device::SoftTransport;
 
@@ -8,8 +9,21 @@ use crate::device::SoftTransport;
 const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
 /// What both sides use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Agreed {
+    /// Longest control message, bytes.
+    pub(crate) max_control: u32,
+    /// At least one, in the order of the reply.
+    pub(crate) rails: Vec<AgreedRail>,
+}
+
+/// What both sides use of one rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AgreedRail {
+    /// Its place in the reply's list.
+    pub(crate) number: usize,
+    /// The client's device, by its place in the hello's list.
+    pub(crate) client: usize,
     /// Queue pairs: those beyond are not used.
     pub(crate) qps: usize,
     /// Bytes.
@@ -21,8 +35,14 @@ pub(crate) struct Agreed {
     pub(crate) ordered: bool,
     /// Largest message, bytes.
     pub(crate) max_msg: u64,
-    /// Longest control message, bytes.
-    pub(crate) max_control: u32,
+}
+
+/// Which side we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Ours is the hello, theirs the reply.
+    Client,
+    Server,
 }
 
 /// Whether `mtu` is a path MTU.
@@ -39,7 +59,7 @@ pub(crate) fn path_mtu(ours: u32, theirs: u32) -> Option<u32> {
 
 /// Whether two transports, as hellos name them, have one in common: they are the same, or of soft devices of which one takes
 /// either (and both keep order, or neither).
-fn meet(ours: &str, theirs: &str) -> bool {
+pub(crate) fn meet(ours: &str, theirs: &str) -> bool {
     fn soft(name: &str) -> Option<(SoftTransport, &str)> {
         let rest = name.strip_prefix("soft-")?;
         let (transport, order) = rest.split_once('-').unwrap_or((rest, ""));
@@ -51,12 +71,9 @@ fn meet(ours: &str, theirs: &str) -> bool {
     }
 }
 
-/// Compares our hello with the peer's. Both sides come to the same answer.
-pub(crate) fn agree(ours: &Hello, theirs: &Hello) -> Result<Agreed, Reject> {
-    if !meet(&ours.transport, &theirs.transport) {
-        let (ours, theirs) = (ours.transport.clone(), theirs.transport.clone());
-        return Err(Reject::Transport { ours, theirs });
-    }
+/// Compares our hello with the peer's. Both sides come to the same answer: a rail that one of them cannot use is left out by
+/// both, and the first refusal is the answer where none is left.
+pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, Reject> {
     if let (Some(o), Some(t)) = (&ours.layout, &theirs.layout) {
         // The number of blocks and the strides are each side's own; what a block is must be the same.
         let differ = |field, ours, theirs| {
@@ -66,6 +83,47 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello) -> Result<Agreed, Reject> {
         differ(LayoutField::Layers, o.layers.into(), t.layers.into())?;
         if o.dtype != t.dtype {
             return Err(Reject::Dtype { ours: o.dtype.clone(), theirs: t.dtype.clone() });
+        }
+    }
+    let (hello, reply) = match role {
+        Role::Client => (ours, theirs),
+        Role::Server => (theirs, ours),
+    };
+    let (asked, answered) = (hello.rail_list(), reply.rail_list());
+    // A server that knows of one rail has answered to the one that it saw.
+    let alone = reply.others.is_none().then(|| hello.place());
+    let (mut rails, mut refused) = (Vec::new(), None);
+    for (number, server) in answered.iter().enumerate() {
+        let client = alone.unwrap_or(usize::from(server.with));
+        let Some(peer) = asked.get(client) else {
+            return Err(Reject::Malformed {
+                what: "a rail is joined to a device that is not there".to_owned(),
+            });
+        };
+        let (ours, theirs) = match role {
+            Role::Client => (peer, server),
+            Role::Server => (server, peer),
+        };
+        match agree_rail(ours, theirs) {
+            Ok(rail) => rails.push(AgreedRail { number, client, ..rail }),
+            Err(reject) => _ = refused.get_or_insert(reject),
+        }
+    }
+    match refused {
+        Some(reject) if rails.is_empty() => Err(reject),
+        _ => Ok(Agreed { max_control: ours.max_control.min(theirs.max_control), rails }),
+    }
+}
+
+/// What two devices make together. Where they stand is for the caller to say.
+fn agree_rail(ours: &HelloRail, theirs: &HelloRail) -> Result<AgreedRail, Reject> {
+    if !meet(&ours.transport, &theirs.transport) {
+        let (ours, theirs) = (ours.transport.clone(), theirs.transport.clone());
+        return Err(Reject::Transport { ours, theirs });
+    }
+    for rail in [ours, theirs] {
+        if rail.qps.is_empty() {
+            return Err(Reject::Unsupported { what: format!("{} could not be set up", rail.device) });
         }
     }
     let notify = if ours.notify.imm && theirs.notify.imm {
@@ -83,14 +141,15 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello) -> Result<Agreed, Reject> {
             ours.mtu, theirs.mtu, MTUS[0]
         ),
     })?;
-    Ok(Agreed {
+    Ok(AgreedRail {
+        number: 0,
+        client: 0,
         qps: ours.qps.len().min(theirs.qps.len()),
         path_mtu,
         rd_atomic: ours.rd_atomic.min(theirs.rd_atomic),
         notify,
         ordered: ours.caps.ordered && theirs.caps.ordered,
         max_msg: ours.caps.max_msg.min(theirs.caps.max_msg),
-        max_control: ours.max_control.min(theirs.max_control),
     })
 }
 
@@ -99,6 +158,14 @@ mod tests {
     use super::super::hello::NotifyModes;
     use super::super::hello::tests::sample;
     use super::*;
+
+    /// Both sides come to the same answer.
+    fn agree(client: &Hello, server: &Hello) -> Result<Agreed, Reject> {
+        let agreed = super::agree(client, server, Role::Client);
+        let other = super::agree(server, client, Role::Server);
+        assert_eq!(agreed.as_ref().ok(), other.as_ref().ok());
+        agreed
+    }
 
     #[test]
     fn b2_path_mtu_is_the_smaller_of_the_two() {
@@ -141,8 +208,9 @@ mod tests {
         b.caps.ordered = false;
         let agreed = agree(&a, &b).unwrap();
         assert_eq!(agreed, agree(&b, &a).unwrap());
-        assert_eq!((agreed.path_mtu, agreed.rd_atomic, agreed.qps, agreed.max_control), (512, 1, 2, 300));
-        assert!(!agreed.ordered);
+        let rail = agreed.rails[0];
+        assert_eq!((rail.path_mtu, rail.rd_atomic, rail.qps, agreed.max_control), (512, 1, 2, 300));
+        assert!(!rail.ordered && agreed.rails.len() == 1);
     }
 
     #[test]
@@ -150,7 +218,7 @@ mod tests {
         let a = sample();
         let mut b = sample();
         b.notify = NotifyModes { imm: false, send: true };
-        assert_eq!(agree(&a, &b).unwrap().notify, Notify::Send);
+        assert_eq!(agree(&a, &b).unwrap().rails[0].notify, Notify::Send);
         let mut a = a;
         a.notify = NotifyModes { imm: true, send: false };
         assert!(matches!(agree(&a, &b), Err(Reject::Unsupported { .. })));
@@ -176,5 +244,52 @@ mod tests {
         ] {
             assert_eq!((meet(a, b), meet(b, a)), (fit, fit), "{a} and {b}");
         }
+    }
+
+    fn rail(device: &str, transport: &str, with: u8) -> HelloRail {
+        let own = sample().rail_list().remove(0);
+        HelloRail { device: device.into(), transport: transport.into(), with, ..own }
+    }
+
+    fn with(rails: Vec<HelloRail>, place: usize) -> Hello {
+        let mut hello = sample();
+        hello.set_rails(rails, place);
+        hello
+    }
+
+    #[test]
+    fn k10_a_rail_that_one_side_cannot_use_is_left_out_by_both() {
+        let mut failed = rail("c1", "soft-tcp", 0);
+        failed.qps.clear();
+        let client = with(vec![rail("c0", "verbs-roce", 0), failed, rail("c2", "soft-tcp", 0)], 0);
+        // The fourth is of a kind that the client has not: a server does not join such devices.
+        let server = with(
+            vec![
+                rail("s0", "soft-tcp", 2),
+                rail("s1", "soft-tcp", 1),
+                rail("s2", "verbs-roce", 0),
+                rail("s3", "verbs-ib", 0),
+            ],
+            0,
+        );
+        let rails = agree(&client, &server).unwrap().rails;
+        let places: Vec<_> = rails.iter().map(|r| (r.number, r.client)).collect();
+        assert_eq!(places, [(0, 2), (2, 0)]);
+        // One that names a device beyond the list.
+        let server = with(vec![rail("s0", "soft-tcp", 3)], 0);
+        assert!(matches!(agree(&client, &server), Err(Reject::Malformed { .. })));
+        // None is left.
+        let server = with(vec![rail("s1", "soft-tcp", 1)], 0);
+        let error = agree(&client, &server).unwrap_err().local_error().to_string();
+        assert!(error.contains("c1 could not be set up"), "{error}");
+    }
+
+    #[test]
+    fn k10_a_peer_without_rails_is_joined_to_what_it_saw() {
+        let client = with(vec![rail("c0", "verbs-roce", 0), rail("c1", "soft-tcp", 0)], 1);
+        let rails = agree(&client, &sample()).unwrap().rails;
+        assert_eq!(rails.iter().map(|r| (r.number, r.client)).collect::<Vec<_>>(), [(0, 1)]);
+        let server = with(vec![rail("s0", "soft-tcp", 0)], 0);
+        assert_eq!(agree(&sample(), &server).unwrap().rails.len(), 1);
     }
 }

@@ -1,35 +1,24 @@
 //! The encoding of a hello.
 //!
-//! A sequence of fields. Queue pairs, regions and dead connections are one field each, repeated, so that a later
-//! version can add to their end. Unknown fields, and unknown bytes at the end of known ones, are ignored (B1).
+//! A sequence of fields. Queue pairs, regions, dead connections and further rails are one field each, repeated, so that a
+//! later version can add to their end. Unknown fields, and unknown bytes at the end of known ones, are ignored (B1). Those of a
+//! rail are in `codec_rail`.
 
-use super::hello::{
-    Credits, Hello, HelloCaps, HelloError, HelloLayout, HelloRegion, MAX_DTYPE, MAX_NAME, MAX_TRANSPORT,
-    NotifyModes, printable,
+use super::codec_rail::{
+    RailFields, put_device, put_limits, put_others, put_path, put_qps, put_regions, rail, tag as rail_tag,
 };
-use crate::provider::QpAddress;
+use super::hello::{Hello, HelloError, HelloLayout, MAX_DTYPE, MAX_NAME, printable};
+use super::rail::{MAX_RAILS, Others};
 use crate::wire::{Reader, Writer};
 
 mod tag {
     pub(super) const NAME: u16 = 1;
     pub(super) const CONNECTION: u16 = 2;
-    pub(super) const QP: u16 = 3;
-    pub(super) const PATH: u16 = 4;
-    pub(super) const CAPS: u16 = 5;
-    pub(super) const CREDITS: u16 = 6;
     pub(super) const LAYOUT: u16 = 7;
-    pub(super) const REGION: u16 = 8;
     pub(super) const DEAD: u16 = 9;
     pub(super) const AUTH: u16 = 10;
-    pub(super) const TRANSPORT: u16 = 11;
     pub(super) const CM_PORT: u16 = 12;
 }
-
-// Bits of the capability field.
-const ORDERED: u32 = 1;
-const IMMEDIATE: u32 = 1 << 1;
-const NOTIFY_IMM: u32 = 1 << 2;
-const NOTIFY_SEND: u32 = 1 << 3;
 
 impl Hello {
     /// Appends the fields.
@@ -38,37 +27,21 @@ impl Hello {
         w.field(tag::NAME, |w| {
             w.raw(self.name.as_bytes());
         });
-        w.field(tag::TRANSPORT, |w| {
-            w.raw(self.transport.as_bytes());
-        });
         w.field(tag::CONNECTION, |w| {
             w.u64(self.connection_id);
         });
-        w.field(tag::PATH, |w| {
-            w.u32(self.mtu).u8(self.rd_atomic);
-        });
-        w.field(tag::CAPS, |w| {
-            let bit = |on, bit| if on { bit } else { 0 };
-            let flags = bit(self.caps.ordered, ORDERED)
-                | bit(self.caps.immediate, IMMEDIATE)
-                | bit(self.notify.imm, NOTIFY_IMM)
-                | bit(self.notify.send, NOTIFY_SEND);
-            w.u32(flags).u64(self.caps.max_msg);
-        });
-        w.field(tag::CREDITS, |w| {
-            w.u32(self.credits.data).u32(self.credits.control).u32(self.max_control);
-        });
+        put_device(&mut w, &self.device);
+        put_path(&mut w, &self.transport, self.mtu, self.rd_atomic);
+        put_limits(&mut w, self.caps, self.notify, self.credits, self.max_control);
         if self.cm_port != 0 {
             w.field(tag::CM_PORT, |w| {
                 w.u16(self.cm_port);
             });
         }
-        for qp in &self.qps {
-            w.field(tag::QP, |w| {
-                w.u32(qp.qp_num).u32(qp.psn).u16(qp.lid).raw(&qp.gid);
-                w.u16(qp.soft_port).u64(qp.soft_key).u64(qp.soft_local);
-            });
+        if let Some(others) = &self.others {
+            put_others(&mut w, others, self.max_control);
         }
+        put_qps(&mut w, &self.qps);
         if let Some(l) = &self.layout {
             w.field(tag::LAYOUT, |w| {
                 w.u32(l.layers).u32(l.blocks).u64(l.block_bytes).u64(l.layer_stride).u64(l.block_stride);
@@ -76,11 +49,7 @@ impl Hello {
                 w.u16(l.dtype.len() as u16).raw(l.dtype.as_bytes());
             });
         }
-        for r in &self.regions {
-            w.field(tag::REGION, |w| {
-                w.u64(r.addr).u64(r.len).u32(r.rkey);
-            });
-        }
+        put_regions(&mut w, &self.regions);
         for id in &self.dead {
             w.field(tag::DEAD, |w| {
                 w.u64(*id);
@@ -95,57 +64,45 @@ impl Hello {
 
     /// Decodes the fields of a frame whose header carried `epoch`.
     pub(crate) fn decode(epoch: u64, body: &[u8]) -> Result<Self, HelloError> {
-        let mut name = None;
-        let mut transport = None;
-        let mut connection_id = None;
-        let mut path = None;
-        let mut caps = None;
-        let mut credits = None;
-        let mut cm_port = None;
-        let mut layout = None;
-        let mut auth = None;
-        let (mut qps, mut regions, mut dead) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut name, mut connection_id, mut cm_port, mut layout, mut auth) = (None, None, None, None, None);
+        let (mut own, mut place, mut rails, mut dead) = (RailFields::default(), None, Vec::new(), Vec::new());
 
         let mut r = Reader::new(body, "hello");
         while let Some((tag, mut f)) = r.field()? {
+            if own.take(tag, &mut f)? {
+                continue;
+            }
             match tag {
                 tag::NAME => once(&mut name, "name", text(&mut f, MAX_NAME, "name")?)?,
-                tag::TRANSPORT => {
-                    once(&mut transport, "transport", text(&mut f, MAX_TRANSPORT, "transport")?)?
-                }
                 tag::CONNECTION => once(&mut connection_id, "connection id", f.u64()?)?,
-                tag::PATH => once(&mut path, "path", (f.u32()?, f.u8()?))?,
-                tag::CAPS => once(&mut caps, "capabilities", (f.u32()?, f.u64()?))?,
-                tag::CREDITS => once(&mut credits, "credits", (f.u32()?, f.u32()?, f.u32()?))?,
                 tag::CM_PORT => once(&mut cm_port, "connection manager's port", f.u16()?)?,
-                tag::QP => qps.push(qp(&mut f)?),
                 tag::LAYOUT => once(&mut layout, "layout", layout_of(&mut f)?)?,
-                tag::REGION => regions.push(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? }),
                 tag::DEAD => dead.push(f.u64()?),
                 tag::AUTH => once(&mut auth, "authentication", f.take(f.remaining())?.to_vec())?,
+                rail_tag::PLACE => once(&mut place, "place among the rails", (f.u8()?, f.u8()?))?,
+                // One too many is refused below: nobody is made to hold more.
+                rail_tag::RAIL if rails.len() < MAX_RAILS => rails.push(rail(&mut f)?),
                 _ => {}
             }
         }
-
-        let (mtu, rd_atomic) = path.ok_or(HelloError::Missing("path"))?;
-        let (flags, max_msg) = caps.ok_or(HelloError::Missing("capabilities"))?;
-        let (data, control, max_control) = credits.ok_or(HelloError::Missing("credits"))?;
-        let on = |bit| flags & bit != 0;
+        let (own, max_control) = own.finish()?;
         let hello = Self {
             epoch,
             name: name.ok_or(HelloError::Missing("name"))?,
-            transport: transport.ok_or(HelloError::Missing("transport"))?,
+            device: own.device,
+            transport: own.transport,
             connection_id: connection_id.ok_or(HelloError::Missing("connection id"))?,
-            qps,
+            qps: own.qps,
             cm_port: cm_port.unwrap_or_default(),
-            mtu,
-            rd_atomic,
-            caps: HelloCaps { ordered: on(ORDERED), immediate: on(IMMEDIATE), max_msg },
-            credits: Credits { data, control },
+            mtu: own.mtu,
+            rd_atomic: own.rd_atomic,
+            caps: own.caps,
+            credits: own.credits,
             max_control,
-            notify: NotifyModes { imm: on(NOTIFY_IMM), send: on(NOTIFY_SEND) },
+            notify: own.notify,
             layout,
-            regions,
+            regions: own.regions,
+            others: place.map(|(place, with)| Others { place, with, rails }),
             dead,
             auth: auth.unwrap_or_default(),
         };
@@ -154,7 +111,7 @@ impl Hello {
     }
 }
 
-fn once<T>(slot: &mut Option<T>, what: &'static str, value: T) -> Result<(), HelloError> {
+pub(super) fn once<T>(slot: &mut Option<T>, what: &'static str, value: T) -> Result<(), HelloError> {
     match slot.replace(value) {
         None => Ok(()),
         Some(_) => Err(HelloError::Twice(what)),
@@ -172,18 +129,6 @@ pub(super) fn text(f: &mut Reader<'_>, max: usize, what: &'static str) -> Result
     Ok(s.to_owned())
 }
 
-fn qp(f: &mut Reader<'_>) -> Result<QpAddress, HelloError> {
-    Ok(QpAddress {
-        qp_num: f.u32()?,
-        psn: f.u32()?,
-        lid: f.u16()?,
-        gid: f.bytes16()?,
-        soft_port: f.u16()?,
-        soft_key: f.u64()?,
-        soft_local: f.u64()?,
-    })
-}
-
 fn layout_of(f: &mut Reader<'_>) -> Result<HelloLayout, HelloError> {
     let (layers, blocks) = (f.u32()?, f.u32()?);
     let (block_bytes, layer_stride, block_stride) = (f.u64()?, f.u64()?, f.u64()?);
@@ -196,6 +141,7 @@ fn layout_of(f: &mut Reader<'_>) -> Result<HelloLayout, HelloError> {
 mod tests {
     use super::super::hello::tests::sample;
     use super::*;
+    use crate::provider::QpAddress;
 
     fn encoded(h: &Hello) -> Vec<u8> {
         let mut v = Vec::new();
@@ -234,7 +180,14 @@ mod tests {
                 w.raw(f.take(f.remaining()).unwrap());
                 if matches!(
                     t,
-                    tag::CREDITS | tag::QP | tag::REGION | tag::LAYOUT | tag::PATH | tag::CAPS | tag::CM_PORT
+                    rail_tag::CREDITS
+                        | rail_tag::QP
+                        | rail_tag::REGION
+                        | rail_tag::PATH
+                        | rail_tag::CAPS
+                        | rail_tag::PLACE
+                        | tag::LAYOUT
+                        | tag::CM_PORT
                 ) {
                     w.u32(77);
                 }

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::agree::{Agreed, agree};
+use super::agree::{Agreed, Role, agree};
+use super::codec_rail::{late, put_late};
 use super::deadline::Deadline;
 use super::error::{ConnectError, Stage};
 use super::frame::{self, Frame, Kind};
 use super::gate::Ticket;
 use super::hello::Hello;
+use super::rail::LateRail;
 use super::reject::Reject;
 
 /// How long a connection lingers for its refusal to arrive.
@@ -64,10 +66,12 @@ pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
     if reply.connection_id != hello.connection_id {
         return Err(ConnectError::malformed(stage, "the reply is to another connection"));
     }
-    if reply.qps.len() > hello.qps.len() {
+    // The same number on each rail: that of the first is where a peer without rails looks.
+    let offered = hello.rail_list().iter().map(|rail| rail.qps.len()).max().unwrap_or(0);
+    if reply.rail_list().iter().any(|rail| rail.qps.len() > offered) {
         return Err(ConnectError::malformed(stage, "the reply has more queue pairs than were offered"));
     }
-    match agree(hello, &reply) {
+    match agree(hello, &reply, Role::Client) {
         Ok(agreed) => Ok(ReplyReceived { reply, agreed, stream, epoch: hello.epoch, deadline }),
         Err(reject) => {
             refuse(&mut stream, hello.epoch, &reject, deadline).await;
@@ -87,9 +91,10 @@ pub(crate) struct ReplyReceived<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ReplyReceived<S> {
-    /// Says that our queue pairs are connected, and waits until the server knows it.
-    pub(crate) async fn ready(mut self) -> Result<S, ConnectError> {
-        send(&mut self.stream, Kind::Ready, self.epoch, Stage::Ready, self.deadline).await?;
+    /// Says that our queue pairs are connected, with those that the hello did not have, and waits until the server knows it.
+    pub(crate) async fn ready(mut self, late: &[LateRail]) -> Result<S, ConnectError> {
+        let bytes = frame::encode(Kind::Ready, self.epoch, |body| put_late(body, late))?;
+        frame::write(&mut self.stream, &bytes, Stage::Ready, self.deadline).await?;
         let peer = Some(self.reply.epoch);
         receive(&mut self.stream, Kind::ReadyAck, Stage::ReadyAck, peer, self.deadline).await?;
         Ok(self.stream)
@@ -162,8 +167,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
             receive(&mut stream, Kind::Ready, Stage::Ready, Some(hello.epoch), deadline).await
         };
         let evicted = ConnectError::Evicted { stage: Stage::Ready };
-        ticket.unless_evicted(answer).await.unwrap_or(Err(evicted))?;
-        Ok(Accepted { stream, _ticket: ticket, epoch, deadline })
+        let ready = ticket.unless_evicted(answer).await.unwrap_or(Err(evicted))?;
+        let late = late(&ready.body).map_err(|e| ConnectError::malformed(Stage::Ready, e))?;
+        Ok(Accepted { late, stream, _ticket: ticket, epoch, deadline })
     }
 
     /// Refuses, and says why.
@@ -188,9 +194,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
     }
 }
 
-/// Both sides' queue pairs are connected; the client does not know it yet.
+/// Both sides' queue pairs are connected, but for those in `late`; the client does not know it yet.
 #[derive(Debug)]
 pub(crate) struct Accepted<S> {
+    pub(crate) late: Vec<LateRail>,
     stream: S,
     _ticket: Ticket,
     epoch: u64,

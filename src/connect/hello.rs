@@ -5,6 +5,7 @@
 use std::fmt;
 
 use super::agree::is_mtu;
+use super::rail::{Others, check_qps, check_regions};
 use crate::provider::QpAddress;
 use crate::wire::Malformed;
 
@@ -79,6 +80,8 @@ pub(crate) struct Hello {
     pub(crate) epoch: u64,
     /// The endpoint's name.
     pub(crate) name: String,
+    /// The device that carries its first rail, as its side calls it. Empty when it does not say.
+    pub(crate) device: String,
     /// What its queue pairs can be carried by, for instance `soft-tcp`, `soft-auto`, `verbs-roce`. Both must have one in common.
     pub(crate) transport: String,
     /// Chosen at random by the client, repeated by the server.
@@ -97,6 +100,8 @@ pub(crate) struct Hello {
     pub(crate) notify: NotifyModes,
     pub(crate) layout: Option<HelloLayout>,
     pub(crate) regions: Vec<HelloRegion>,
+    /// Further rails. What is said above is of one of them, for peers that know no others: those send `None` here.
+    pub(crate) others: Option<Others>,
     /// Connections to this peer which the sender knows to be dead: the new one replaces them.
     pub(crate) dead: Vec<u64>,
     /// Room for authentication: opaque to this layer.
@@ -109,6 +114,7 @@ impl fmt::Debug for Hello {
         f.debug_struct("Hello")
             .field("name", &self.name)
             .field("epoch", &format_args!("{:#018x}", self.epoch))
+            .field("device", &self.device)
             .field("transport", &self.transport)
             .field("connection_id", &format_args!("{:#018x}", self.connection_id))
             .field("qps", &self.qps.len())
@@ -117,6 +123,7 @@ impl fmt::Debug for Hello {
             .field("credits", &self.credits)
             .field("layout", &self.layout)
             .field("regions", &self.regions.len())
+            .field("other_rails", &self.others.as_ref().map_or(0, |o| o.rails.len()))
             .finish_non_exhaustive()
     }
 }
@@ -125,17 +132,16 @@ impl Hello {
     /// What holds for every hello, sent or received.
     pub(crate) fn validate(&self) -> Result<(), HelloError> {
         printable(&self.name, MAX_NAME, "name")?;
+        printable(&self.device, MAX_NAME, "device")?;
         printable(&self.transport, MAX_TRANSPORT, "transport")?;
         if let Some(layout) = &self.layout {
             printable(&layout.dtype, MAX_DTYPE, "dtype")?;
         }
         let wrong = |what| Err(HelloError::Value(what));
-        if self.qps.is_empty() || self.qps.len() > MAX_QPS {
+        if self.qps.is_empty() {
             return wrong("the number of queue pairs is not from 1 to 64");
         }
-        if self.qps.iter().any(|qp| qp.psn >> 24 != 0 || qp.qp_num >> 24 != 0) {
-            return wrong("a queue pair number or PSN has more than 24 bits");
-        }
+        check_qps(&self.qps)?;
         if !is_mtu(self.mtu) {
             return wrong("the MTU is none of 256, 512, 1024, 2048, 4096");
         }
@@ -143,8 +149,9 @@ impl Hello {
         {
             return wrong("a credit or a limit is zero");
         }
-        if self.regions.iter().any(|r| r.len == 0 || r.addr.checked_add(r.len).is_none()) {
-            return wrong("a region is empty or passes the end of the address space");
+        check_regions(&self.regions)?;
+        if let Some(others) = &self.others {
+            others.validate()?;
         }
         if self.auth.len() > MAX_AUTH {
             return wrong("the authentication part is longer than 4096 bytes");
@@ -184,6 +191,7 @@ pub(super) mod tests {
         Hello {
             epoch: 0x1122_3344_5566_7788,
             name: "decode-0".into(),
+            device: "soft-default".into(),
             transport: "soft-tcp".into(),
             connection_id: 42,
             qps: (0..4)
@@ -216,6 +224,7 @@ pub(super) mod tests {
                 HelloRegion { addr: 0x7f00_0000_0000, len: 1 << 30, rkey: 9 },
                 HelloRegion { addr: u64::MAX - 5, len: 5, rkey: u32::MAX },
             ],
+            others: None,
             dead: vec![1, 2, 3],
             auth: b"token".to_vec(),
         }

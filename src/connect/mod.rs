@@ -16,16 +16,17 @@
 //!   may send    ◄─────────────────  ReadyAck
 //! ```
 //!
-//! `frame` is the framing, `hello` (with `codec`) and `reject` are what travels, `agree` is what two hellos make
-//! together, `handshake` drives the four frames over any stream; `gate` bounds how many at once. Which of two connections
-//! is kept is decided by the caller (`kv::peers`), between the steps; so are the queue pairs built. [`cm`] is the connection
-//! manager, and `lines` its connections under the queue pairs of a channel. `inband`, the stream over a queue pair, and
-//! [`cm`] touch a provider; nothing else here does.
+//! `frame` is the framing, `hello` (with `rail`, `codec` and `codec_rail`) and `reject` are what travels, `pairing` is which
+//! devices make a rail together, and `agree` what two hellos do; `handshake` drives the four frames over any stream; `gate`
+//! bounds how many at once. Which of two connections is kept is decided by the caller (`kv::peers`), between the steps; so are
+//! the queue pairs built. [`cm`] is the connection manager, and `lines` its connections under the queue pairs of a channel.
+//! `inband`, the stream over a queue pair, and [`cm`] touch a provider; nothing else here does.
 
 mod agree;
 pub mod cm;
 mod cm_stream;
 mod codec;
+mod codec_rail;
 mod deadline;
 mod error;
 mod frame;
@@ -37,6 +38,8 @@ mod hello;
 mod inband;
 mod lines;
 mod oob;
+mod pairing;
+mod rail;
 mod reject;
 #[cfg(test)]
 mod tests;
@@ -48,12 +51,15 @@ pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
 pub(crate) use inband::Inband;
 
 pub(crate) use self::{
-    agree::{Agreed, agree, path_mtu},
+    agree::{Agreed, AgreedRail, Role, agree, meet, path_mtu},
     cm_stream::{CmListener, Knock, dial_cm},
+    codec_rail::{addresses, put_addresses, put_socket, socket},
     deadline::Deadline,
     handshake::{Expect, Incoming, client, part, see_off},
-    hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
+    hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, MAX_NAME, Notify, NotifyModes},
     lines::Lines,
     oob::{OobListener, dial},
+    pairing::{Pair, pair},
+    rail::{HelloRail, LateRail, MAX_RAILS},
     reject::Reject,
 };

@@ -36,7 +36,7 @@ fn server_hello(to: &Hello) -> Hello {
 async fn serve_one(l: &OobListener) -> Result<TcpStream, ConnectError> {
     let offer = l.accept(LONG).await?.hello(SERVER_EPOCH).await?;
     let reply = server_hello(&offer.hello);
-    match agree(&reply, &offer.hello) {
+    match agree(&reply, &offer.hello, Role::Server) {
         Ok(_) => offer.accept(&reply).await?.finish().await,
         Err(reject) => Err(offer.reject(reject).await),
     }
@@ -50,7 +50,7 @@ async fn connect_with(
     let stream = dial(&l.local_addr().to_string(), far()).await?;
     let got = client(stream, &hello, &expect, far()).await?;
     let reply = got.reply.clone();
-    Ok((reply, got.ready().await?))
+    Ok((reply, got.ready(&[]).await?))
 }
 
 #[tokio::test]
@@ -313,7 +313,7 @@ async fn b1_a_reply_of_another_epoch_or_connection_is_refused() {
         let ack = frame::encode(Kind::ReadyAck, reply.epoch + 1, |_| {}).unwrap();
         b.write_all(&ack).await.unwrap();
     };
-    let connect = async { client(a, &sample(), &Expect::default(), far()).await?.ready().await };
+    let connect = async { client(a, &sample(), &Expect::default(), far()).await?.ready(&[]).await };
     let ((), got) = tokio::join!(server, connect);
     assert!(matches!(got, Err(ConnectError::IdentityMismatch { .. })), "{:?}", got.err());
 }

@@ -13,6 +13,7 @@ pub(crate) mod gid;
 mod pd;
 pub(crate) mod profile;
 mod soft_config;
+mod soft_link;
 mod soft_transport;
 mod verbs_config;
 
@@ -25,6 +26,7 @@ pub use faults::Faults;
 pub use pd::ProtectionDomain;
 pub use profile::Profile;
 pub use soft_config::SoftConfig;
+pub use soft_link::SoftLink;
 pub use soft_transport::{SoftTransport, UnknownSoftTransport};
 pub use verbs_config::VerbsConfig;
 
@@ -192,6 +194,16 @@ impl Device {
     /// The soft provider's profile. `None` for a device of another provider.
     pub fn profile(&self) -> Option<Profile> {
         self.inner.profile
+    }
+
+    /// The link of a soft device to its peers, for programs that try what they do when it fails. `None` for a device of another
+    /// provider.
+    pub fn soft_link(&self) -> Option<SoftLink> {
+        match &self.inner.provider {
+            provider::Device::Soft(d) => Some(SoftLink::new(d.cable().clone())),
+            #[cfg(feature = "verbs")]
+            provider::Device::Verbs(_) => None,
+        }
     }
 
     /// What it can do.

@@ -74,16 +74,32 @@ impl ProtectionDomain {
         self.register(memory, access.flags()).await
     }
 
-    /// Registers `memory` in as few regions as `max_mr_size` allows, in the order of their addresses. All but the last
-    /// have the same size.
-    pub(crate) async fn register_pieces(
-        &self,
+    /// Registers one memory on each of `pds`, the first of which decides with the others what it is made of. A device that
+    /// refuses has its error in the list; the memory lives until the last registration of it is gone.
+    pub(crate) async fn register_on_all(
+        pds: &[&Self],
         memory: Memory,
         access: AccessFlags,
-    ) -> Result<Vec<Region<Exposed>>, MemoryError> {
-        let limit = self.inner.device.capabilities().max_mr_size;
+    ) -> Result<Vec<Result<Vec<Region<Exposed>>, MemoryError>>, MemoryError> {
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| MemoryError::RuntimeGone)?;
         let access = memory.access(access);
-        self.blocking(move |pd| Region::register_pieces(pd, memory.map_for(pd)?, limit, access)).await
+        let inners: Vec<_> = pds.iter().map(|pd| pd.inner.clone()).collect();
+        let register = move || {
+            let mapping = Arc::new(memory.map_for_all(inners.iter().map(|inner| &inner.pd))?);
+            let on = |inner: &Arc<PdInner>| match inner.device.gone() {
+                Some(device) => Err(MemoryError::DeviceGone { device }),
+                None => {
+                    let limit = inner.device.capabilities().max_mr_size;
+                    Region::register_pieces_of(&inner.pd, &mapping, limit, access)
+                }
+            };
+            Ok(inners.iter().map(on).collect())
+        };
+        match runtime.spawn_blocking(register).await {
+            Ok(done) => done,
+            Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+            Err(_) => Err(MemoryError::RuntimeGone),
+        }
     }
 
     async fn register<K: Kind>(&self, memory: Memory, access: AccessFlags) -> Result<Region<K>, MemoryError> {

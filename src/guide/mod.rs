@@ -5,6 +5,7 @@
 //! - [`errors`]: whose fault an error is, and what to do about it.
 //! - [`tuning`]: what can be chosen, and what each choice costs.
 //! - [`transports`]: devices, profiles and their capabilities.
+//! - [`rails`]: several devices: which are joined, who carries what, what happens when one fails.
 //! - [`runtime`]: which runtime drives what, the order of dropping, two runtimes.
 
 #[doc = include_str!("landing.md")]
@@ -21,6 +22,9 @@ pub mod tuning {}
 
 #[doc = include_str!("transports.md")]
 pub mod transports {}
+
+#[doc = include_str!("rails.md")]
+pub mod rails {}
 
 #[doc = include_str!("runtime.md")]
 pub mod runtime {}

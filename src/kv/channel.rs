@@ -1,7 +1,6 @@
 //! The channel: one connection between two endpoints, as its user sees it.
 
 use std::future::poll_fn;
-use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,31 +10,15 @@ use futures_core::Stream;
 
 use super::arrival::{Arrival, ArrivalError};
 use super::blocks::Blocks;
-use super::bootstrap::Chosen;
 use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
-use super::path::{PathReport, transport_of};
+use super::path::{PathFacts, PathReport};
 use super::path_check::PathCheck;
 use super::pool::{KvPool, PoolAccess};
 use super::proto::{Resolution, TransferId};
 use super::stats::ChannelStats;
 use super::waiting::Place;
 use super::write::{Write, WriteRequest};
-
-/// What a channel was agreed to be, for its path report.
-#[derive(Debug)]
-pub(super) struct PathFacts {
-    pub(super) fabric: Option<&'static str>,
-    pub(super) device: String,
-    pub(super) port: Option<u8>,
-    pub(super) profile: Option<String>,
-    pub(super) bootstrap: Chosen,
-    pub(super) notify: &'static str,
-    pub(super) ordered: bool,
-    pub(super) gid: [u8; 16],
-    pub(super) peer_gid: [u8; 16],
-    pub(super) mtu: u32,
-}
 
 pub(super) struct ChannelInner {
     pub(super) driver: Arc<KvDriver>,
@@ -240,30 +223,8 @@ impl KvChannel {
     /// Which way the bytes took, and how many, counted from the channel's beginning to now. Does no I/O: the device's
     /// counters are those of the last [`verify_path`](Self::verify_path).
     pub fn path(&self) -> PathReport {
-        let facts = &self.inner.facts;
-        let ip = |gid: [u8; 16]| {
-            let ip = Ipv6Addr::from(gid);
-            ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
-        };
-        let qps = self.inner.driver.reports();
-        let (transport, transport_reason) = transport_of(&qps);
-        PathReport {
-            transport,
-            transport_reason,
-            fabric: facts.fabric,
-            device: facts.device.clone(),
-            port: facts.port,
-            profile: facts.profile.clone(),
-            bootstrap: facts.bootstrap.way.name(),
-            bootstrap_reason: facts.bootstrap.reason.clone(),
-            notify: facts.notify,
-            ordered: facts.ordered,
-            gid: ip(facts.gid),
-            peer_gid: ip(facts.peer_gid),
-            mtu: facts.mtu,
-            qps: qps.into_iter().map(|(qp, _)| qp).collect(),
-            counters: self.inner.check.as_ref().and_then(PathCheck::last),
-        }
+        let counters = self.inner.check.as_ref().and_then(PathCheck::last);
+        self.inner.facts.report(self.inner.driver.reports(), self.inner.driver.rail_reports(), counters)
     }
 
     /// As [`path`](Self::path), held against what the device itself has counted since the channel opened: whether it

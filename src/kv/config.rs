@@ -30,6 +30,8 @@ pub struct KvConfig {
     pub(crate) require_rdma: bool,
     pub(crate) require_shared_memory: bool,
     pub(crate) bootstrap: Bootstrap,
+    pub(crate) strict_rails: bool,
+    pub(crate) rail_probe: (Duration, Duration),
 }
 
 impl Default for KvConfig {
@@ -50,13 +52,15 @@ impl Default for KvConfig {
             require_rdma: false,
             require_shared_memory: false,
             bootstrap: Bootstrap::Auto,
+            strict_rails: false,
+            rail_probe: (Duration::from_millis(100), Duration::from_secs(10)),
         }
     }
 }
 
 impl KvConfig {
-    /// Queue pairs of a channel, 1 to 64. The connecting side decides, as far as the accepting device has room for them.
-    /// Default 1.
+    /// Queue pairs of each rail of a channel, at least 1, and at most 64 on all rails together. The connecting side decides, as
+    /// far as the accepting device has room for them. Default 1.
     pub fn qps(mut self, qps: usize) -> Self {
         self.qps = qps;
         self
@@ -135,6 +139,21 @@ impl KvConfig {
         self
     }
 
+    /// Whether every rail has to be there: then one that cannot be had is an error of connecting, and one that fails ends the
+    /// channel. Otherwise the channel goes on with the rails that are left, and [`PathReport`](super::PathReport) names the
+    /// others. Each side has its own. Default off. See [rails](crate::guide::rails).
+    pub fn strict_rails(mut self, strict: bool) -> Self {
+        self.strict_rails = strict;
+        self
+    }
+
+    /// When to try whether a rail that has failed can be used again: `first` after it has come to rest, then after twice as long
+    /// each time, up to `most`. The side that connected the channel does that. At least a millisecond. Default 100 ms and 10 s.
+    pub fn rail_probe(mut self, first: Duration, most: Duration) -> Self {
+        self.rail_probe = (first, most);
+        self
+    }
+
     /// Checks the values, and fits the depths to the device.
     pub(crate) fn fit(mut self, caps: &Capabilities) -> Result<Self, DeviceError> {
         let bad = |what, got: String, expected: &str| {
@@ -142,6 +161,10 @@ impl KvConfig {
         };
         if self.qps == 0 || self.qps > MAX_QPS {
             return bad("KvConfig::qps", self.qps.to_string(), "1 to 64 queue pairs");
+        }
+        if self.rail_probe.0 < Duration::from_millis(1) || self.rail_probe.1 < self.rail_probe.0 {
+            let got = format!("{:?} and {:?}", self.rail_probe.0, self.rail_probe.1);
+            return bad("KvConfig::rail_probe", got, "at least a millisecond, and then at least as long");
         }
         if self.max_write < 4096 {
             return bad("KvConfig::max_write", self.max_write.to_string(), "at least 4096 bytes");

@@ -1,4 +1,4 @@
-//! An endpoint: a pool on a device, with an epoch, that listens and connects.
+//! An endpoint: a pool on a device, or on several, with an epoch, that listens and connects.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::bootstrap::Chosen;
 use super::channel::KvChannel;
-use super::config::KvConfig;
+use super::config::{KvConfig, MAX_QPS};
 use super::door::Door;
 use super::handshake::{Accepted, dial_peer};
 use super::peers::Peers;
@@ -22,7 +22,7 @@ use crate::random::random_u64;
 /// Channels that were accepted and wait for [`KvListener::accept`]. Handshakes beyond wait their turn.
 const BACKLOG: usize = 128;
 
-/// One side of channels: a pool on a device, under a random epoch. Another epoch is another life of the process.
+/// One side of channels: a pool on a device, or on several, under a random epoch. Another epoch is another life of the process.
 ///
 /// Between two endpoints there is one channel at a time, whoever dialled.
 #[derive(Clone, Debug)]
@@ -52,12 +52,12 @@ pub struct PeerIdentity {
 }
 
 impl KvEndpoint {
-    /// An endpoint on the pool's device. Its channels are driven by the runtime that this is called in.
+    /// An endpoint on the pool's devices, which are its rails. Its channels are driven by the runtime that this is called in.
     ///
     /// # Errors
     /// [`DeviceError::NoRuntime`] outside of a tokio runtime; [`DeviceError::Config`] and [`DeviceError::Limit`] when
-    /// `config` is not valid or does not fit the device; [`DeviceError::Unsupported`] when it requires RDMA, or shared memory, and
-    /// the device is of another kind.
+    /// `config` is not valid or does not fit a device; [`DeviceError::Unsupported`] when it requires RDMA, or shared memory, and
+    /// a device is of another kind; [`DeviceError::Rail`] when it asks for every rail and the pool is without one.
     pub fn new(pool: KvPool, config: KvConfig) -> Result<Self, DeviceError> {
         Self::named(pool, config, "")
     }
@@ -77,22 +77,29 @@ impl KvEndpoint {
         }
         let pd = pool.pd().clone();
         let device = pd.device().clone();
-        if config.require_rdma && !device.is_rdma() {
-            return Err(DeviceError::Unsupported {
-                what: "RDMA, which KvConfig::require_rdma asks for,",
-                device: device.name().to_owned(),
-                fix: "open an RDMA device, or do not require it",
+        let rails = pool.devices();
+        if config.qps.saturating_mul(rails.len()) > MAX_QPS && rails.len() > 1 {
+            return Err(DeviceError::Config {
+                what: "KvConfig::qps",
+                got: format!("{} on each of {} rails", config.qps, rails.len()),
+                expected: "at most 64 queue pairs on all rails together".to_owned(),
             });
         }
-        if config.require_shared_memory && device.transport() != SoftTransport::Shm.of_device() {
-            return Err(DeviceError::Unsupported {
-                what: "shared memory and nothing else, which KvConfig::require_shared_memory asks for,",
-                device: format!("{} ({})", device.name(), device.transport()),
-                fix: "open a soft device with SoftTransport::Shm, or do not require it",
-            });
+        for rail in rails {
+            let device = rail.pd.device();
+            check_kind(&config, device)?;
+            match &rail.registered {
+                // Checked here, so that the mistake is found before anybody connects.
+                Ok(_) => _ = config.clone().fit(device.capabilities())?,
+                Err(reason) if config.strict_rails => {
+                    return Err(DeviceError::Rail {
+                        device: device.name().to_owned(),
+                        reason: reason.clone(),
+                    });
+                }
+                Err(_) => {}
+            }
         }
-        // Checked here, so that the mistake is found before anybody connects.
-        config.clone().fit(device.capabilities())?;
         let os = |source| DeviceError::Os { what: "reading random bytes", source };
         let epoch = random_u64().map_err(os)?;
         let peers = Arc::new(Peers::new(epoch));
@@ -105,7 +112,7 @@ impl KvEndpoint {
         self.shared.epoch
     }
 
-    /// The device.
+    /// The first of its pool's devices that can be used.
     pub fn device(&self) -> &Device {
         &self.shared.device
     }
@@ -188,6 +195,25 @@ impl KvEndpoint {
     }
 }
 
+/// Whether a device is of the kind that is required.
+fn check_kind(config: &KvConfig, device: &Device) -> Result<(), DeviceError> {
+    if config.require_rdma && !device.is_rdma() {
+        return Err(DeviceError::Unsupported {
+            what: "RDMA, which KvConfig::require_rdma asks for,",
+            device: device.name().to_owned(),
+            fix: "open an RDMA device, or do not require it",
+        });
+    }
+    if config.require_shared_memory && device.transport() != SoftTransport::Shm.of_device() {
+        return Err(DeviceError::Unsupported {
+            what: "shared memory and nothing else, which KvConfig::require_shared_memory asks for,",
+            device: format!("{} ({})", device.name(), device.transport()),
+            fix: "open a soft device with SoftTransport::Shm, or do not require it",
+        });
+    }
+    Ok(())
+}
+
 /// Sockets and timers of a bootstrap belong to the runtime that polls it.
 fn inside_a_runtime() -> Result<(), ConnectError> {
     match Handle::try_current() {
@@ -199,13 +225,16 @@ fn inside_a_runtime() -> Result<(), ConnectError> {
 impl Shared {
     /// How this endpoint connects.
     fn choose(&self) -> Result<Chosen, ConnectError> {
-        self.config.bootstrap.choose(&self.device).map_err(ConnectError::resources)
+        let usable = self.pool.devices().iter().filter(|d| d.registered.is_ok());
+        // Where one of them needs a connection manager, all use it: every device can.
+        let needs = usable.map(|d| d.pd.device()).find(|d| d.check_oob().is_err());
+        self.config.bootstrap.choose(needs.unwrap_or(&self.device)).map_err(ConnectError::resources)
     }
 
-    /// Queue pairs that the device can give one channel.
-    pub(super) fn max_qps(&self) -> usize {
-        let fits = |n: &usize| self.config.clone().qps(*n).fit(self.device.capabilities()).is_ok();
-        (1..=super::config::MAX_QPS).rev().find(fits).unwrap_or(1)
+    /// Queue pairs that a device can give one channel.
+    pub(super) fn max_qps(&self, device: &Device) -> usize {
+        let fits = |n: &usize| self.config.clone().qps(*n).fit(device.capabilities()).is_ok();
+        (1..=MAX_QPS).rev().find(fits).unwrap_or(1)
     }
 }
 

@@ -6,28 +6,27 @@
 //!
 //! Whatever fails on the way gives back what it had (B4): a claim, queue pairs, a place among the accepted channels.
 
-use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::bootstrap::{Chosen, Way};
-use super::channel::{ChannelInner, KvChannel, PathFacts};
+use super::channel::{ChannelInner, KvChannel};
 use super::driver::KvDriver;
 use super::endpoint::Shared;
-use super::managed::{self, Entrance};
+use super::managed::{self, Admissions};
+use super::path::{PathFacts, RailFacts};
 use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
 use super::proto::{Config, Opening};
-use super::setup::{self, Built};
+use super::rail::why;
+use super::setup;
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, Reject, Stage, agree, client, dial,
-    dial_cm, part, see_off,
+    ConnectError, Deadline, Expect, Hello, Incoming, Reject, Role, Stage, agree, client, dial, dial_cm, part,
+    see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
@@ -99,11 +98,12 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     chosen: Chosen,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
-    let built = setup::build(shared, shared.config.qps).await?;
+    let built = setup::build(shared).await?;
     let connection = setup::new_id()?;
-    let ours = setup::hello(shared, &built, connection, shared.peers.dead());
+    let first = setup::first_of(shared, &built, managed.is_some());
+    let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
     let reply = client(stream, &ours, expect, deadline).await?;
-    let (peer, agreed) = (reply.reply.clone(), reply.agreed);
+    let (peer, agreed) = (reply.reply.clone(), reply.agreed.clone());
     if peer.epoch == shared.epoch {
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
         return Err(error);
@@ -112,34 +112,39 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(claimed) => claimed,
         Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
     };
-    let opening = if managed.is_some() { Opening::Speak } else { Opening::Free };
-    let checked = setup::protocol(shared, &built, &peer, &agreed, opening)
-        .and_then(|proto| Ok((proto, setup::peer_pool(&peer)?)));
-    let (proto, pool) = match checked {
-        Ok(checked) => checked,
+    let layout = match setup::peer_layout(&peer) {
+        Ok(layout) => layout,
         Err(reject) => return Err(reply.reject(reject).await),
     };
-    let connected = match managed {
-        None => setup::connect(shared, built, &peer, &agreed, true).await,
-        Some(to) => managed::ask(shared, built, &peer, &agreed, to, deadline).await,
+    let connected = async {
+        let rails = setup::join_reply(shared, built, &peer, &agreed).await?;
+        match managed {
+            None => rails.connect(shared, true).await,
+            Some(to) => managed::ask_all(shared, rails, &peer, to, deadline).await,
+        }
     };
-    let built = match connected {
+    let (rails, left_out) = match connected.await {
         // Only the side that dials finds that out, and the other one is told.
-        Err(error @ ConnectError::NoPath { .. }) => {
-            reply.reject(Reject::Unsupported { what: error.to_string() }).await;
+        Err(error) if is_for_the_peer(&error) => {
+            reply.reject(Reject::Unsupported { what: why(&error) }).await;
             return Err(error);
         }
-        built => built?,
+        connected => connected?,
     };
-    let parts = (built, proto, pool);
-    let channel = match establish(claimed, parts, &ours, &peer, &agreed, chosen, deadline).await {
+    let opening = if managed.is_some() { Opening::Speak } else { Opening::Free };
+    let proto = match setup::protocol(shared, layout, &rails, &peer, &agreed, opening) {
+        Ok(proto) => proto,
+        Err(reject) => return Err(reply.reject(reject).await),
+    };
+    let late = if managed.is_some() { setup::gone(&left_out) } else { rails.late(&left_out) };
+    let channel = match establish(claimed, rails, proto, &peer, Side::Client, chosen, deadline).await {
         Err(ConnectError::Duplicate { winner }) => {
             return Err(reply.reject(Reject::Duplicate { winner }).await);
         }
         channel => channel?,
     };
     // From here on a failure is one of the channel: dropping it ends it.
-    match reply.ready().await {
+    match reply.ready(&late).await {
         Ok(stream) => {
             part(stream, deadline).await;
             Ok(channel)
@@ -149,6 +154,11 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
             Err(error)
         }
     }
+}
+
+/// An error that the other side should hear of: it has done nothing wrong, and waits.
+fn is_for_the_peer(error: &ConnectError) -> bool {
+    matches!(error, ConnectError::NoPath { .. } | ConnectError::Resources { .. })
 }
 
 pub(super) type Accepted = Result<KvChannel, ConnectError>;
@@ -170,8 +180,8 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
     }
-    let pool = match setup::peer_pool(&peer) {
-        Ok(pool) => pool,
+    let layout = match setup::peer_layout(&peer) {
+        Ok(layout) => layout,
         Err(reject) => return Err(offer.reject(reject).await),
     };
     // Before anything is built: whoever does not accept has a bounded number of channels, and the peers wait.
@@ -185,36 +195,54 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
     };
-    let built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
-    let entrance = match managed {
-        None => None,
-        Some(at) => Some(Entrance::open(shared, at).await?),
+    let (mut built, with) = match setup::build_answer(shared, &peer).await {
+        Ok(Ok(built)) => built,
+        Ok(Err(reject)) => return Err(offer.reject(reject).await),
+        Err(error) if is_for_the_peer(&error) => {
+            offer.reject(Reject::Unsupported { what: why(&error) }).await;
+            return Err(error);
+        }
+        Err(error) => return Err(error),
     };
-    let mut ours = setup::hello(shared, &built, peer.connection_id, Vec::new());
-    ours.cm_port = entrance.as_ref().map_or(0, Entrance::port);
+    let first = setup::first_of(shared, &built, managed.is_some());
+    let entrances = match managed {
+        None => Vec::new(),
+        Some(at) => managed::open_all(shared, &mut built, first, at).await?,
+    };
+    let mut ours = setup::hello(shared, &built, &with, first, peer.connection_id, Vec::new());
+    managed::announce(&mut ours, &entrances);
     let opening = if managed.is_some() { Opening::Listen } else { Opening::Free };
-    let agreed = agree(&ours, &peer).and_then(|agreed| {
-        // What the protocol cannot run with is refused while the peer can still be told.
-        let proto = setup::protocol(shared, &built, &peer, &agreed, opening)?;
-        Ok((agreed, proto))
-    });
-    let (agreed, proto) = match agreed {
+    let agreed = match agree(&ours, &peer, Role::Server) {
         Ok(agreed) => agreed,
         Err(reject) => return Err(offer.reject(reject).await),
     };
-    let (accepted, built) = match &entrance {
+    let rails = setup::join_hello(shared, built, &peer, &agreed);
+    // What the protocol cannot run with is refused while the peer can still be told.
+    if let Err(reject) = setup::protocol(shared, layout, &rails, &peer, &agreed, opening) {
+        return Err(offer.reject(reject).await);
+    }
+    let (accepted, rails) = match managed {
         None => {
-            let built = setup::connect(shared, built, &peer, &agreed, false).await?;
-            (offer.accept(&ours).await?, built)
+            let (rails, left_out) = rails.connect(shared, false).await?;
+            setup::leave_out(&mut ours, &left_out);
+            let mut accepted = offer.accept(&ours).await?;
+            let late = std::mem::take(&mut accepted.late);
+            (accepted, rails.complete(shared, late).await?)
         }
-        Some(entrance) => {
-            let admit = entrance.admit(shared, built, &peer, &agreed, deadline);
-            both(offer.accept(&ours), admit).await?
+        Some(_) => {
+            let setup::Rails { rails, warnings } = rails;
+            let admissions = Admissions::start(shared, rails, entrances, &peer, deadline);
+            let accepted = offer.accept(&ours).await?;
+            let gone: Vec<usize> = accepted.late.iter().map(|late| late.rail.into()).collect();
+            (accepted, setup::Rails { rails: admissions.finish(&gone).await?, warnings }.check(shared)?)
         }
     };
-    drop(entrance);
-    let parts = (built, proto, pool);
-    let channel = establish(claimed, parts, &ours, &peer, &agreed, chosen, deadline).await?;
+    // Without those that were left out meanwhile.
+    let proto = match setup::protocol(shared, layout, &rails, &peer, &agreed, opening) {
+        Ok(proto) => proto,
+        Err(reject) => return Err(reject.local_error()),
+    };
+    let channel = establish(claimed, rails, proto, &peer, Side::Server, chosen, deadline).await?;
     match accepted.finish().await {
         Ok(stream) => {
             if managed.is_some() {
@@ -229,52 +257,40 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// Both results, or the error that comes first.
-async fn both<A, B, E>(
-    a: impl Future<Output = Result<A, E>>,
-    b: impl Future<Output = Result<B, E>>,
-) -> Result<(A, B), E> {
-    let (mut a, mut b) = (pin!(a), pin!(b));
-    let (mut from_a, mut from_b) = (None, None);
-    poll_fn(|cx| {
-        if from_a.is_none()
-            && let Poll::Ready(done) = a.as_mut().poll(cx)
-        {
-            from_a = Some(done?);
-        }
-        if from_b.is_none()
-            && let Poll::Ready(done) = b.as_mut().poll(cx)
-        {
-            from_b = Some(done?);
-        }
-        match (from_a.take(), from_b.take()) {
-            (Some(a), Some(b)) => Poll::Ready(Ok((a, b))),
-            (a, b) => {
-                (from_a, from_b) = (a, b);
-                Poll::Pending
-            }
-        }
-    })
-    .await
+/// Which side of the handshake we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Client,
+    Server,
 }
 
 /// Commits the claim, and starts the channel's driver.
 async fn establish(
     mut claimed: Claimed,
-    (built, proto, pool): (Built, Config, PeerPool),
-    ours: &Hello,
+    setup::Rails { rails, warnings }: setup::Rails,
+    proto: (Config, PeerPool),
     peer: &Hello,
-    agreed: &Agreed,
+    side: Side,
     chosen: Chosen,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
     let shared = claimed.shared.clone();
     let shared = &shared;
+    let devices = shared.pool.devices();
     // Before it is a channel: nothing was carried yet, and an attempt that is given up leaves nothing.
-    let first = match CounterPort::of(&shared.device) {
-        Some(rail) => Some(FirstReading::take(rail, Sysfs::default(), &shared.runtime).await),
-        None => None,
+    let mut ports: Vec<CounterPort> = Vec::new();
+    for port in rails.iter().filter_map(|j| CounterPort::of(devices[j.device].pd.device())) {
+        if !ports.contains(&port) {
+            ports.push(port);
+        }
+    }
+    let first = match ports.is_empty() {
+        // Bytes on a device that does not count are missing from the sum.
+        _ if rails.iter().any(|j| CounterPort::of(devices[j.device].pd.device()).is_none()) => None,
+        true => None,
+        false => Some(FirstReading::take(ports, Sysfs::default(), &shared.runtime).await),
     };
+    let facts: Vec<RailFacts> = rails.iter().map(|j| RailFacts::new(shared, j)).collect();
     let (peer_epoch, connection) = (claimed.peer, claimed.connection);
     let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
         Answer::Wait => None,
@@ -286,33 +302,19 @@ async fn establish(
     claimed.done = true;
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
-    let (driver, completions) = setup::driver(shared, built, peer, pool, proto, ledger, on_end);
-    let gid = |hello: &Hello| hello.qps.first().map_or([0; 16], |qp| qp.gid);
+    let client = side == Side::Client;
+    let (driver, completions) = setup::driver(shared, rails, peer, proto, ledger, client, on_end);
     let check = first.map(|first| {
         let facts = Facts {
-            mtu: agreed.path_mtu,
+            mtu: facts.iter().map(|rail| rail.mtu).min().unwrap_or_default(),
             block_bytes: shared.pool.layout().block_bytes(),
-            same_port: gid(ours) == gid(peer) && gid(ours) != [0; 16],
+            same_port: facts.iter().any(RailFacts::is_same_port),
         };
         PathCheck::new(&driver, first, facts, &shared.runtime)
     });
     let inner = Arc::new(ChannelInner {
         driver: driver.clone(),
-        facts: PathFacts {
-            fabric: shared.device.transport().strip_prefix("verbs-"),
-            device: shared.device.name().to_owned(),
-            port: shared.device.port(),
-            profile: shared.device.profile().map(|p| p.to_string()),
-            bootstrap: chosen,
-            notify: match agreed.notify {
-                Notify::Imm => "imm",
-                Notify::Send => "send",
-            },
-            ordered: agreed.ordered,
-            gid: gid(ours),
-            peer_gid: gid(peer),
-            mtu: agreed.path_mtu,
-        },
+        facts: PathFacts { bootstrap: chosen, rails: facts, warnings },
         check,
         connection,
         peer_epoch,
@@ -325,21 +327,22 @@ async fn establish(
     Ok(KvChannel { inner })
 }
 
+/// One task a rail.
 fn start(
     shared: &Shared,
     driver: &Arc<KvDriver>,
-    completions: provider::Channel,
+    completions: Vec<provider::Channel>,
 ) -> Result<(), ConnectError> {
-    match reactor::spawn(&shared.runtime, completions, driver.clone()) {
-        Ok(task) => {
-            driver.set_task(task);
-            driver.watch_lines();
-            Ok(())
-        }
-        Err(error) => {
-            // No task will drive it: end it here.
-            reactor::Drive::abandon(&**driver);
-            Err(ConnectError::resources(error))
+    for (rail, channel) in completions.into_iter().enumerate() {
+        match reactor::spawn(&shared.runtime, channel, KvDriver::of_rail(driver, rail)) {
+            Ok(task) => driver.set_task(rail, task),
+            Err(error) => {
+                // No task will drive it: end it here.
+                driver.abandon_all();
+                return Err(ConnectError::resources(error));
+            }
         }
     }
+    driver.watch_lines();
+    Ok(())
 }

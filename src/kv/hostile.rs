@@ -33,6 +33,7 @@ pub(super) fn hello(epoch: u64) -> Hello {
     Hello {
         epoch,
         name: "stranger".into(),
+        device: String::new(),
         transport: "soft-tcp".into(),
         connection_id: epoch,
         qps: vec![QpAddress { qp_num: 77, gid, soft_port: 1, soft_key: 5, ..QpAddress::default() }],
@@ -52,6 +53,7 @@ pub(super) fn hello(epoch: u64) -> Hello {
             dtype: String::new(),
         }),
         regions: vec![HelloRegion { addr: 4096, len: 1024, rkey: 1 }],
+        others: None,
         dead: Vec::new(),
         auth: Vec::new(),
     }
@@ -63,7 +65,7 @@ async fn shake(to: SocketAddr, hello: &Hello) -> Result<Hello, ConnectError> {
     let stream = dial(&to.to_string(), deadline).await?;
     let reply = client(stream, hello, &Expect::default(), deadline).await?;
     let theirs = reply.reply.clone();
-    reply.ready().await?;
+    reply.ready(&[]).await?;
     Ok(theirs)
 }
 

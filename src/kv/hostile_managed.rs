@@ -147,7 +147,7 @@ async fn b5_queue_pairs_are_given_to_the_epoch_that_has_shaken_hands() {
         first.connect(&pd, at, &private::encode(5)).await.unwrap(),
         second.connect(&pd, at, &private::encode(5)).await.unwrap(),
     ];
-    let stream = reply.ready().await.unwrap();
+    let stream = reply.ready(&[]).await.unwrap();
     drop(stream);
     let channel = listener.accept().await.unwrap();
     assert_eq!(channel.path().qps.len(), 2);
@@ -179,7 +179,7 @@ async fn k5_queue_pairs_that_never_come_end_the_handshake() {
             _ => Some(bare.connect(&pd, at, &private::encode(epoch)).await.unwrap()),
         };
         if ready {
-            let refused = reply.ready().await.unwrap_err();
+            let refused = reply.ready(&[]).await.unwrap_err();
             assert!(matches!(refused, ConnectError::Closed { .. }), "{refused:?}");
         } else {
             drop(reply);
@@ -205,7 +205,7 @@ async fn k5_a_client_that_never_speaks_first_is_lost() {
     let at = SocketAddr::new(listener.local_addr().ip(), reply.reply.cm_port);
     let bare = Bare::new(&pd);
     let _line = bare.connect(&pd, at, &private::encode(5)).await.unwrap();
-    drop(reply.ready().await.unwrap());
+    drop(reply.ready(&[]).await.unwrap());
     let channel = listener.accept().await.unwrap();
     let closed = tokio::time::timeout(PATIENCE, channel.closed()).await.expect("it ends");
     assert_eq!(closed.cause(), Cause::PeerLost, "{closed}");

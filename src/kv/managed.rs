@@ -1,17 +1,24 @@
-//! Queue pairs connected by a connection manager: the client asks for one after the other, at a port of this channel alone.
+//! Queue pairs connected by a connection manager: the client asks for one after the other, rail by rail, at a port of this channel
+//! alone for each rail.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 
-use super::endpoint::Shared;
-use super::setup::{ACK_TIMEOUT, Built, MIN_RNR_TIMER, RETRIES};
-use crate::connect::cm::{self, CmAttr, private};
-use crate::connect::{Agreed, ConnectError, Deadline, Hello, Stage};
+use tokio::task::{AbortHandle, JoinSet};
 
-fn attr(shared: &Shared, agreed: &Agreed) -> CmAttr {
-    let rd_atomic = agreed.rd_atomic.min(shared.device.capabilities().max_rd_atomic);
+use super::endpoint::Shared;
+use super::path_rails::RailWarning;
+use super::rail::{ACK_TIMEOUT, Link, MIN_RNR_TIMER, QueuePairs, RETRIES, why};
+use super::setup::{Attempt, Built, Joined, Rails};
+use crate::connect::cm::{self, CmAttr, private};
+use crate::connect::{ConnectError, Deadline, Hello, Stage};
+use crate::device::Device;
+use crate::error::DeviceError;
+
+fn attr(link: &Link) -> CmAttr {
     CmAttr {
-        max_rd_atomic: rd_atomic,
-        max_dest_rd_atomic: rd_atomic,
+        max_rd_atomic: link.rd_atomic,
+        max_dest_rd_atomic: link.rd_atomic,
         timeout: ACK_TIMEOUT,
         retry_cnt: RETRIES,
         rnr_retry: RETRIES,
@@ -19,38 +26,49 @@ fn attr(shared: &Shared, agreed: &Agreed) -> CmAttr {
     }
 }
 
-/// Where the queue pairs of one channel are asked for.
+/// Where the queue pairs of one rail are asked for.
 pub(super) struct Entrance(cm::Listener);
 
 impl Entrance {
-    /// On the address that the peer has come in on.
-    pub(super) async fn open(shared: &Shared, mut at: SocketAddr) -> Result<Self, ConnectError> {
+    /// On an address of `device`, with any port.
+    pub(super) async fn open(device: &Device, mut at: SocketAddr) -> Result<Self, ConnectError> {
         at.set_port(0);
-        Ok(Self(cm::Listener::bind(&shared.device, at).await?))
+        Ok(Self(cm::Listener::bind(device, at).await?))
     }
 
-    pub(super) fn port(&self) -> u16 {
-        self.0.local_addr().port()
+    /// On an address of `device` that its peers can reach.
+    pub(super) async fn on(device: &Device) -> Result<Self, ConnectError> {
+        let none = || {
+            ConnectError::resources(DeviceError::Rail {
+                device: device.name().to_owned(),
+                reason: "it has no IP address to listen on".to_owned(),
+            })
+        };
+        let at = cm::addresses(device).await?.first().copied().ok_or_else(none)?;
+        Self::open(device, at).await
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.0.local_addr()
     }
 
     /// Connects our queue pairs as the peer asks for them, each with that of the same number. Whoever has another epoch is
-    /// refused. Those beyond `agreed.qps` are destroyed.
+    /// refused.
     pub(super) async fn admit(
         &self,
-        shared: &Shared,
-        mut built: Built,
-        peer: &Hello,
-        agreed: &Agreed,
+        pairs: &mut QueuePairs,
+        link: &Link,
+        (ours, theirs): (u64, u64),
         deadline: Deadline,
-    ) -> Result<Built, ConnectError> {
-        let (attr, ours) = (attr(shared, agreed), private::encode(shared.epoch));
-        for n in 0..built.trim(peer, agreed) {
-            let request = deadline.run(Stage::Request, self.next(peer.epoch, &ours)).await?;
+    ) -> Result<(), ConnectError> {
+        let (attr, private) = (attr(link), private::encode(ours));
+        for n in 0..pairs.queues.len() {
+            let request = deadline.run(Stage::Request, self.next(theirs, &private)).await?;
             // The request is the one of this queue pair: the client asks in their order, and waits for each.
-            let line = request.accept(built.qp(n)?, &attr, &ours, deadline).await?;
-            built.lines.push(line);
+            let line = request.accept(pairs.qp(n)?, &attr, &private, deadline).await?;
+            pairs.lines.push(line);
         }
-        Ok(built)
+        Ok(())
     }
 
     async fn next(&self, epoch: u64, ours: &[u8]) -> Result<cm::Request, ConnectError> {
@@ -67,31 +85,154 @@ impl Entrance {
     }
 }
 
-/// Asks the peer at `to` for each of its queue pairs. Whoever answers with another epoch is refused.
-pub(super) async fn ask(
-    shared: &Shared,
-    mut built: Built,
-    peer: &Hello,
-    agreed: &Agreed,
-    mut to: SocketAddr,
-    deadline: Deadline,
-) -> Result<Built, ConnectError> {
-    if peer.cm_port == 0 {
-        return Err(ConnectError::malformed(Stage::HelloReply, "no port for the queue pairs"));
+/// Lets the peer's queue pairs in, on every rail at the same time. Dropping it ends that.
+pub(super) struct Admissions(JoinSet<(usize, Result<Joined, ConnectError>)>, Vec<(usize, AbortHandle)>);
+
+impl Admissions {
+    /// Each rail has its entrance, by its number.
+    pub(super) fn start(
+        shared: &Shared,
+        rails: Vec<Joined>,
+        entrances: Vec<(usize, Entrance)>,
+        peer: &Hello,
+        deadline: Deadline,
+    ) -> Self {
+        let mut this = Self(JoinSet::new(), Vec::new());
+        let mut entrances: HashMap<usize, Entrance> = entrances.into_iter().collect();
+        for mut joined in rails {
+            let number = joined.agreed.number;
+            // A rail without an entrance was left out before.
+            let Some(entrance) = entrances.remove(&number) else { continue };
+            let epochs = (shared.epoch, peer.epoch);
+            let admit = async move {
+                let Joined { agreed, built, peer, .. } = &mut joined;
+                built.pairs.trim(agreed.qps, &peer.qps);
+                let link = Link::new(&built.pd, agreed, false);
+                let admitted = entrance.admit(&mut built.pairs, &link, epochs, deadline).await;
+                (number, admitted.map(|()| joined))
+            };
+            this.1.push((number, this.0.spawn_on(admit, &shared.runtime)));
+        }
+        this
     }
-    to.set_port(peer.cm_port);
-    let (attr, ours) = (attr(shared, agreed), private::encode(shared.epoch));
-    for n in 0..built.trim(peer, agreed) {
-        let line = cm::connect(&shared.device, built.qp(n)?, to, &attr, &ours, deadline).await?;
+
+    /// The rails that the peer has connected, in their order. It has left out those in `gone`.
+    pub(super) async fn finish(mut self, gone: &[usize]) -> Result<Vec<Joined>, ConnectError> {
+        for (number, task) in &self.1 {
+            if gone.contains(number) {
+                task.abort();
+            }
+        }
+        let mut rails = Vec::new();
+        while let Some(done) = self.0.join_next().await {
+            match done {
+                Ok((number, _)) if gone.contains(&number) => {}
+                Ok((_, joined)) => rails.push(joined?),
+                Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
+                // One that was aborted; or the runtime is going away, and the rail is missed below.
+                Err(_) => {}
+            }
+        }
+        rails.sort_by_key(|joined| joined.agreed.number);
+        match rails.len() + gone.len() < self.1.len() {
+            true => Err(ConnectError::resources(DeviceError::NoRuntime)),
+            false => Ok(rails),
+        }
+    }
+}
+
+/// Asks the peer for the queue pairs of all rails. `to` is where the handshake went. A rail that cannot be connected is left out;
+/// answers the numbers of those.
+pub(super) async fn ask_all(
+    shared: &Shared,
+    rails: Rails,
+    peer: &Hello,
+    to: SocketAddr,
+    deadline: Deadline,
+) -> Result<(Rails, Vec<usize>), ConnectError> {
+    let mut attempt = Attempt::new(rails.warnings);
+    for mut joined in rails.rails {
+        let at = match joined.peer.manager {
+            // A scope has a meaning on its own host only: ours is in the address that was dialled.
+            Some(at) if at.ip() == to.ip() => with_port(to, at.port()),
+            Some(at) => at,
+            None if joined.agreed.number == peer.place() && peer.cm_port != 0 => with_port(to, peer.cm_port),
+            None => return Err(ConnectError::malformed(Stage::HelloReply, "no port for the queue pairs")),
+        };
+        let Joined { agreed, built, peer: theirs, .. } = &mut joined;
+        built.pairs.trim(agreed.qps, &theirs.qps);
+        let link = Link::new(&built.pd, agreed, true);
+        let (device, epochs) = (built.pd.device(), (shared.epoch, peer.epoch));
+        let asked = ask(device, &mut built.pairs, &link, epochs, at, deadline).await;
+        attempt.take(shared, joined, asked);
+    }
+    attempt.end(shared)
+}
+
+fn with_port(mut to: SocketAddr, port: u16) -> SocketAddr {
+    to.set_port(port);
+    to
+}
+
+/// Asks for each queue pair of one rail. Whoever answers with another epoch is refused.
+pub(super) async fn ask(
+    device: &Device,
+    pairs: &mut QueuePairs,
+    link: &Link,
+    (ours, theirs): (u64, u64),
+    at: SocketAddr,
+    deadline: Deadline,
+) -> Result<(), ConnectError> {
+    let (attr, private) = (attr(link), private::encode(ours));
+    for n in 0..pairs.queues.len() {
+        let line = cm::connect(device, pairs.qp(n)?, at, &attr, &private, deadline).await?;
         // The port may be another process's by now (K6).
         let epoch = private::parse(line.private_data(), Stage::Reply)?;
-        if epoch != peer.epoch {
+        if epoch != theirs {
             return Err(ConnectError::IdentityMismatch {
-                expected: format!("epoch {:#018x}", peer.epoch),
+                expected: format!("epoch {theirs:#018x}"),
                 got: format!("epoch {epoch:#018x}"),
             });
         }
-        built.lines.push(line);
+        pairs.lines.push(line);
     }
-    Ok(built)
+    Ok(())
+}
+
+/// Opens the entrances of the rails in `rails`. A rail whose device has no address is left out.
+pub(super) async fn open_all(
+    shared: &Shared,
+    built: &mut Built,
+    first: usize,
+    at: SocketAddr,
+) -> Result<Vec<(usize, Entrance)>, ConnectError> {
+    let mut entrances = Vec::new();
+    for n in 0..built.rails.len() {
+        if built.rails[n].is_none() {
+            continue;
+        }
+        let device = shared.pool.devices()[built.devices[n]].pd.device();
+        let opened = if n == first { Entrance::open(device, at).await } else { Entrance::on(device).await };
+        match opened {
+            Ok(entrance) => entrances.push((n, entrance)),
+            Err(error) if n == first || shared.config.strict_rails => return Err(error),
+            Err(error) => {
+                built.rails[n] = None;
+                built.warnings.push(RailWarning::new(device.name(), None, why(&error)));
+            }
+        }
+    }
+    Ok(entrances)
+}
+
+/// Says in a reply where the queue pairs of each rail are asked for.
+pub(super) fn announce(reply: &mut Hello, entrances: &[(usize, Entrance)]) {
+    if entrances.is_empty() {
+        return;
+    }
+    let (mut rails, first) = (reply.rail_list(), reply.place());
+    for (number, entrance) in entrances {
+        rails[*number].manager = Some(entrance.address());
+    }
+    reply.set_rails(rails, first);
 }

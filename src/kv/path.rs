@@ -1,13 +1,19 @@
 //! Which way the bytes took (K9).
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use serde::Serialize;
 
+use super::bootstrap::Chosen;
+use super::endpoint::Shared;
+use super::path_rails::{RailReport, RailState, RailWarning};
+use super::setup::Joined;
+use crate::connect::Notify;
 use crate::counters::CounterReport;
 
-/// What a channel runs over, and what each part of it carried so far.
+/// What a channel runs over, and what each part of it carried so far. What is said of a device, a port and the like is of the
+/// first rail; `rails` has all of them.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PathReport {
@@ -42,6 +48,10 @@ pub struct PathReport {
     pub mtu: u32,
     /// Each queue pair, and what it carried.
     pub qps: Vec<QpReport>,
+    /// Each rail, and what it carried.
+    pub rails: Vec<RailReport>,
+    /// Rails that were asked for and are not there, from the beginning of the channel.
+    pub warnings: Vec<RailWarning>,
     /// What the device's own counters said of it when they were last asked, by
     /// [`KvChannel::verify_path`](super::KvChannel::verify_path). `None` before that, and on the soft provider, which has no
     /// device that counts.
@@ -94,10 +104,136 @@ impl fmt::Display for PathReport {
                 qp.qp_num, qp.peer_qp_num, qp.bytes_written, qp.writes
             )?;
         }
+        if self.rails.len() > 1 {
+            for (n, rail) in self.rails.iter().enumerate() {
+                write!(f, "; rail {n} {rail}")?;
+            }
+        }
+        for warning in &self.warnings {
+            write!(f, "; warning: {warning}")?;
+        }
         if let Some(counters) = &self.counters {
             write!(f, "; counters {counters}")?;
         }
         write!(f, "; why {}: {}", self.transport, self.transport_reason)
+    }
+}
+
+/// What a channel was agreed to be.
+#[derive(Debug)]
+pub(super) struct PathFacts {
+    pub(super) bootstrap: Chosen,
+    /// At least one.
+    pub(super) rails: Vec<RailFacts>,
+    pub(super) warnings: Vec<RailWarning>,
+}
+
+/// What a rail was agreed to be.
+#[derive(Debug)]
+pub(super) struct RailFacts {
+    device: String,
+    peer_device: String,
+    fabric: Option<&'static str>,
+    port: Option<u8>,
+    profile: Option<String>,
+    notify: &'static str,
+    ordered: bool,
+    gid: [u8; 16],
+    peer_gid: [u8; 16],
+    pub(super) mtu: u32,
+    qps: usize,
+}
+
+impl RailFacts {
+    pub(super) fn new(shared: &Shared, joined: &Joined) -> Self {
+        let device = shared.pool.devices()[joined.device].pd.device();
+        Self {
+            device: device.name().to_owned(),
+            peer_device: joined.peer.device.clone(),
+            fabric: device.transport().strip_prefix("verbs-"),
+            port: device.port(),
+            profile: device.profile().map(|p| p.to_string()),
+            notify: match joined.agreed.notify {
+                Notify::Imm => "imm",
+                Notify::Send => "send",
+            },
+            ordered: joined.agreed.ordered,
+            gid: joined.built.pairs.addresses().first().map_or([0; 16], |qp| qp.gid),
+            peer_gid: joined.peer.qps.first().map_or([0; 16], |qp| qp.gid),
+            mtu: joined.agreed.path_mtu,
+            qps: joined.agreed.qps,
+        }
+    }
+
+    /// Both ends are on one port.
+    pub(super) fn is_same_port(&self) -> bool {
+        self.gid == self.peer_gid && self.gid != [0; 16]
+    }
+}
+
+/// What became of a rail.
+#[derive(Clone, Debug)]
+pub(crate) struct RailFate {
+    pub(super) state: RailState,
+    pub(super) failures: u32,
+    pub(super) returns: u32,
+}
+
+impl PathFacts {
+    /// With each queue pair, and why it is carried as it is; and what became of each rail.
+    pub(super) fn report(
+        &self,
+        qps: Vec<(QpReport, String)>,
+        fates: Vec<RailFate>,
+        counters: Option<CounterReport>,
+    ) -> PathReport {
+        let (transport, transport_reason) = transport_of(&qps);
+        let all: u64 = qps.iter().map(|(qp, _)| qp.bytes_written).sum();
+        let mut start = 0;
+        let rail = |(facts, fate): (&RailFacts, RailFate)| {
+            let own = start..start + facts.qps;
+            start = own.end;
+            let of_rail = qps.get(own.clone()).unwrap_or_default();
+            let bytes_written = of_rail.iter().map(|(qp, _)| qp.bytes_written).sum::<u64>();
+            RailReport {
+                device: facts.device.clone(),
+                port: facts.port,
+                peer_device: facts.peer_device.clone(),
+                transport: transport_of(of_rail).0,
+                state: fate.state,
+                qps: (own.start, own.end),
+                bytes_written,
+                share: if all == 0 { 0.0 } else { bytes_written as f64 / all as f64 },
+                failures: fate.failures,
+                returns: fate.returns,
+            }
+        };
+        let rails = self.rails.iter().zip(fates).map(rail).collect();
+        let ip = |gid: [u8; 16]| {
+            let ip = Ipv6Addr::from(gid);
+            ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
+        };
+        // A channel has at least one.
+        let first = &self.rails[0];
+        PathReport {
+            transport,
+            transport_reason,
+            fabric: first.fabric,
+            device: first.device.clone(),
+            port: first.port,
+            profile: first.profile.clone(),
+            bootstrap: self.bootstrap.way.name(),
+            bootstrap_reason: self.bootstrap.reason.clone(),
+            notify: first.notify,
+            ordered: first.ordered,
+            gid: ip(first.gid),
+            peer_gid: ip(first.peer_gid),
+            mtu: first.mtu,
+            qps: qps.into_iter().map(|(qp, _)| qp).collect(),
+            rails,
+            warnings: self.warnings.clone(),
+            counters,
+        }
     }
 }
 
@@ -135,6 +271,8 @@ mod tests {
             peer_gid: "200:a4d:101::".parse().unwrap(),
             mtu: 1024,
             qps: vec![qp, qp],
+            rails: vec![],
+            warnings: vec![],
             counters: None,
         };
         let text = path.to_string();

@@ -34,18 +34,19 @@ pub(crate) struct Carried {
 /// The first reading, of all ports: so that a report can name the one that has carried the data instead.
 #[derive(Debug)]
 pub(super) struct FirstReading {
-    rail: CounterPort,
+    /// Those of the rails.
+    rails: Vec<CounterPort>,
     sysfs: Sysfs,
     snapshot: Option<CounterSnapshot>,
 }
 
 impl FirstReading {
     /// Reads the counters that there are under `sysfs`.
-    pub(super) async fn take(rail: CounterPort, sysfs: Sysfs, runtime: &Handle) -> Self {
+    pub(super) async fn take(rails: Vec<CounterPort>, sysfs: Sysfs, runtime: &Handle) -> Self {
         let at = sysfs.clone();
         let reading = runtime.spawn_blocking(move || CounterSnapshot::take(&at, &at.ports()));
         let snapshot = tokio::time::timeout(PATIENCE, reading).await;
-        Self { rail, sysfs, snapshot: snapshot.ok().and_then(Result::ok) }
+        Self { rails, sysfs, snapshot: snapshot.ok().and_then(Result::ok) }
     }
 }
 
@@ -101,7 +102,8 @@ impl PathCheck {
 impl Shared {
     async fn verify(self: Arc<Self>) -> Option<CounterReport> {
         let Some(first) = &self.first.snapshot else {
-            let why = format!("{} did not say its counters when the channel opened", self.first.rail);
+            let ports: Vec<String> = self.first.rails.iter().map(CounterPort::to_string).collect();
+            let why = format!("{} did not say its counters when the channel opened", ports.join(", "));
             return Some(CounterReport::not_read(&why));
         };
         let (report, lifespan) = self.compare(first).await?;
@@ -123,17 +125,17 @@ impl Shared {
             Some((carried, CounterSnapshot::take(sysfs, &sysfs.ports())))
         };
         let (carried, now) = tokio::task::spawn_blocking(read).await.ok()??;
-        let expected = self.facts.expected(&self.first.rail, &carried);
+        let expected = self.facts.expected(&self.first.rails, &carried);
         Some((now.since(first).check(&expected), now.lifespan()))
     }
 }
 
 impl Facts {
-    fn expected(&self, rail: &CounterPort, carried: &Carried) -> Expected {
+    fn expected(&self, rails: &[CounterPort], carried: &Carried) -> Expected {
         // WRITEs without notification are not seen here: at most one a block.
         let writes = carried.arrived / self.block_bytes.max(1);
         let received = carried.messages_received.saturating_add(writes);
-        Expected::new([rail.clone()], self.mtu)
+        Expected::new(rails.iter().cloned(), self.mtu)
             .sent(Payload::new(carried.landed, carried.messages_sent))
             .received(Payload::new(carried.arrived, received))
             .same_port(self.same_port)
@@ -168,7 +170,7 @@ mod tests {
 
         async fn check(&self, channel: &KvChannel) -> PathCheck {
             let (runtime, sysfs) = (Handle::current(), Sysfs::at(&self.0));
-            let first = FirstReading::take(CounterPort::new("fake0", 1), sysfs, &runtime).await;
+            let first = FirstReading::take(vec![CounterPort::new("fake0", 1)], sysfs, &runtime).await;
             let facts = Facts { mtu: 1024, block_bytes: 4096, same_port: false };
             PathCheck::new(&channel.inner.driver, first, facts, &runtime)
         }

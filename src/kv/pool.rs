@@ -1,7 +1,7 @@
 //! A registered pool of KV blocks and who holds which of them.
 //!
-//! A pool is one mapping, registered as one memory region or, where `max_mr_size` is small, as several. Blocks are
-//! handed out as [`Blocks`]: an exclusive claim on a list of block ids, which goes back to the pool when it is
+//! A pool is one mapping, registered as one memory region or, where `max_mr_size` is small, as several; and so on each device
+//! that it is on. Blocks are handed out as [`Blocks`]: an exclusive claim on a list of block ids, which goes back to the pool when it is
 //! dropped. A claim moves into a grant or a write and comes back with its result, so a block cannot be reused while
 //! a device may still touch it (R1, K4).
 
@@ -14,7 +14,8 @@ use super::blocks::Blocks;
 use super::free_runs::{FreeRuns, push_run};
 use super::layout::Layout;
 use super::lock;
-use super::proto::{Part, PoolSeams, Seams};
+use super::proto::{Part, Seams};
+use crate::connect::MAX_RAILS;
 use crate::device::ProtectionDomain;
 use crate::error::MemoryError;
 use crate::memory::{Exposed, Memory, Region};
@@ -72,6 +73,28 @@ pub enum PoolError {
     },
 }
 
+/// A device that the pool was to be registered on.
+pub(crate) struct PoolDevice {
+    pub(crate) pd: ProtectionDomain,
+    /// How it came out: or why the device cannot be used.
+    pub(crate) registered: Result<Registered, String>,
+}
+
+/// The whole pool as one device has it.
+pub(crate) struct Registered {
+    /// In order of address. More than one where the device's `max_mr_size` asks for it.
+    pub(crate) regions: Vec<Region<Exposed>>,
+    pub(crate) seams: Seams,
+}
+
+impl Registered {
+    fn new(regions: Vec<Region<Exposed>>) -> Self {
+        let parts = regions.iter().map(|r| Part { addr: r.addr(), len: r.len(), key: r.lkey() }).collect();
+        let seams = Seams::new(parts).expect("a mapping has bytes and does not wrap around");
+        Self { regions, seams }
+    }
+}
+
 /// A registered pool of blocks. Cloning gives another handle to the same pool.
 #[derive(Clone)]
 pub struct KvPool {
@@ -79,12 +102,11 @@ pub struct KvPool {
 }
 
 struct Inner {
-    pd: ProtectionDomain,
+    devices: Vec<PoolDevice>,
+    /// The first device that it is registered on.
+    first: usize,
     layout: Layout,
     access: PoolAccess,
-    /// The whole pool, in order of address. More than one where the device's `max_mr_size` asks for it.
-    regions: Vec<Region<Exposed>>,
-    seams: PoolSeams,
     /// As many permits as there are free blocks. A permit is held (forgotten) by each claimed block.
     permits: Semaphore,
     free: Mutex<FreeRuns>,
@@ -94,7 +116,8 @@ impl fmt::Debug for KvPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KvPool")
             .field("layout", &self.inner.layout)
-            .field("regions", &self.inner.regions.len())
+            .field("devices", &self.inner.devices.len())
+            .field("regions", &self.regions().len())
             .field("free", &self.free_blocks())
             .finish()
     }
@@ -128,25 +151,63 @@ impl KvPool {
         memory: Memory,
         access: PoolAccess,
     ) -> Result<Self, MemoryError> {
+        Self::on_rails(&[pd], layout, memory, access).await
+    }
+
+    /// Registers `memory` once on the device of each of `pds`, 1 to 16: the rails of an endpoint of this pool, in this order. The
+    /// same domain, or the same device, may be named more than once.
+    ///
+    /// A device that does not register it is left out, and named in [`PathReport::warnings`](super::PathReport::warnings) of every
+    /// channel; [`KvConfig::strict_rails`](super::KvConfig::strict_rails) makes an error of that.
+    ///
+    /// # Errors
+    /// [`MemoryError::Unsupported`] for none or more than 16; when no device registers it, the error of the first; else as
+    /// [`KvPool::with_memory`].
+    ///
+    /// # Cancel safety
+    /// As [`KvPool::new`].
+    pub async fn on_rails(
+        pds: &[&ProtectionDomain],
+        layout: Layout,
+        memory: Memory,
+        access: PoolAccess,
+    ) -> Result<Self, MemoryError> {
         let need = layout.required_bytes();
         if memory.len() < need {
             return Err(MemoryError::OutOfRange { offset: 0, len: need, size: memory.len() });
+        }
+        if pds.is_empty() || pds.len() > MAX_RAILS {
+            return Err(MemoryError::Unsupported {
+                what: "registration on none, or on more than 16 domains,",
+                device: "a pool".to_owned(),
+                fix: "name 1 to 16 protection domains",
+            });
         }
         let remote = match access {
             PoolAccess::Source => AccessFlags::LOCAL_WRITE,
             PoolAccess::Target => AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE),
         };
-        let regions = pd.register_pieces(memory, remote).await?;
-        let parts = regions.iter().map(|r| Part { addr: r.addr(), len: r.len(), key: r.lkey() }).collect();
-        let seams = Seams::new(parts).expect("a mapping has bytes and does not wrap around").into();
+        let (mut devices, mut failed) = (Vec::with_capacity(pds.len()), None);
+        for (&pd, registered) in pds.iter().zip(ProtectionDomain::register_on_all(pds, memory, remote).await?)
+        {
+            let registered = registered.map(Registered::new).map_err(|error| {
+                let why = format!("the pool cannot be registered: {}", words(&error));
+                tracing::warn!(device = pd.device().name(), why, "a pool is without one of its devices");
+                failed.get_or_insert(error);
+                why
+            });
+            devices.push(PoolDevice { pd: pd.clone(), registered });
+        }
+        let Some(first) = devices.iter().position(|d| d.registered.is_ok()) else {
+            return Err(failed.unwrap_or(MemoryError::RuntimeGone));
+        };
         let blocks = layout.blocks();
         Ok(Self {
             inner: Arc::new(Inner {
-                pd: pd.clone(),
+                devices,
+                first,
                 layout,
                 access,
-                regions,
-                seams,
                 permits: Semaphore::new(blocks as usize),
                 free: Mutex::new(FreeRuns::all(blocks)),
             }),
@@ -158,8 +219,18 @@ impl KvPool {
         &self.inner.layout
     }
 
+    /// The devices that it was to be registered on, in the order in which they were named.
+    pub(crate) fn devices(&self) -> &[PoolDevice] {
+        &self.inner.devices
+    }
+
+    /// The place of the first that it is registered on.
+    pub(crate) fn first_device(&self) -> usize {
+        self.inner.first
+    }
+
     pub(crate) fn pd(&self) -> &ProtectionDomain {
-        &self.inner.pd
+        &self.inner.devices[self.inner.first].pd
     }
 
     /// What peers may do.
@@ -167,12 +238,13 @@ impl KvPool {
         self.inner.access
     }
 
+    /// Of the first device: every one has the same memory.
     pub(crate) fn regions(&self) -> &[Region<Exposed>] {
-        &self.inner.regions
-    }
-
-    pub(crate) fn seams(&self) -> &PoolSeams {
-        &self.inner.seams
+        match &self.inner.devices[self.inner.first].registered {
+            Ok(registered) => &registered.regions,
+            // `first` is one that has.
+            Err(_) => &[],
+        }
     }
 
     /// Whether two handles are of the same pool.
@@ -313,4 +385,15 @@ impl KvPool {
             }),
         }
     }
+}
+
+/// An error and its causes, in a line.
+pub(super) fn words(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }

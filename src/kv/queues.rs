@@ -13,6 +13,9 @@ use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
 use super::path::QpReport;
 use super::proto::{Piece, Sink, Token};
 
+/// Payload between two completions, where they come often.
+const OFTEN: u64 = 64 << 10;
+
 /// No control buffer belongs to this work request.
 const NO_BUFFER: u32 = u32::MAX;
 
@@ -74,6 +77,10 @@ pub(crate) struct Queue {
     send: Vec<Slice<Local>>,
     free_send: Vec<u32>,
     max_inline: usize,
+    /// A completion is asked for when this much payload was posted since the last one that was: 0 for whenever.
+    signal_bytes: u64,
+    /// Payload that was posted since then.
+    silent_bytes: u64,
     report: QpReport,
     /// What carried its bytes, and why, once the queue pair is away.
     path: (&'static str, String),
@@ -110,6 +117,8 @@ impl Queue {
             posted_recvs: 0,
             send,
             max_inline: sizes.max_inline as usize,
+            signal_bytes: 0,
+            silent_bytes: 0,
             report: QpReport { qp_num, ..QpReport::default() },
             path: Default::default(),
         };
@@ -130,6 +139,18 @@ impl Queue {
 
     pub(crate) fn set_peer(&mut self, peer_qp_num: u32) {
         self.report.peer_qp_num = peer_qp_num;
+    }
+
+    /// One of several rails: its completions have to come while there is still something under way, or it runs dry, and nobody
+    /// sees what it achieves.
+    pub(crate) fn signal_often(&mut self) {
+        self.signal_bytes = OFTEN;
+    }
+
+    /// Counts on from what `before`, in whose place it comes, has carried.
+    pub(crate) fn carry_on(&mut self, before: &Self) {
+        let QpReport { bytes_written, writes, controls, received, .. } = before.report;
+        self.report = QpReport { bytes_written, writes, controls, received, ..self.report };
     }
 
     /// What it carried. What carries it is not in there: that is asked of the queue pair.
@@ -195,7 +216,12 @@ impl Queue {
         self.keys.clear();
         let count = self.pending.len();
         for (n, pending) in self.pending.drain(..).enumerate() {
-            let signaled = self.sq.must_signal(n + 1 == count);
+            self.silent_bytes += pending.sge.map_or(0, |sge| sge.len.into());
+            let much = self.signal_bytes > 0 && self.silent_bytes >= self.signal_bytes;
+            let signaled = self.sq.must_signal(n + 1 == count || much);
+            if signaled {
+                self.silent_bytes = 0;
+            }
             // `Outbox::room` counts what is pending.
             let key = self.sq.push(pending.posted, signaled).expect("room was asked for");
             self.keys.push(key);

@@ -1,128 +1,191 @@
 //! Building a channel's parts, and what the two hellos say of them.
+//!
+//! The client sets up every device of its pool and describes each in its hello. The server joins them to its own by the rule of
+//! [`pair`], sets up a rail for each pair, and describes those in its reply. What one of them could not set up, or cannot
+//! connect, both leave out; each knows why, or that it was the other one (K9, K10).
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::config::{CONTROL_BYTES, KvConfig};
-use super::driver::{KvDriver, OnEnd, Parts};
+use tokio::runtime::Handle;
+
+use super::config::{CONTROL_BYTES, KvConfig, MAX_QPS};
+use super::driver::{KvDriver, OnEnd, Parts, RailParts};
 use super::endpoint::Shared;
 use super::layout::{Dtype, Layout};
+use super::path_rails::RailWarning;
+use super::pool::{PoolDevice, Registered};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
-use super::queues::{Queue, QueueSizes};
+use super::rail::{self, BuiltRail, Link, describe, transport_of, why};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Lines, NotifyModes, Reject,
-    path_mtu,
+    Agreed, AgreedRail, ConnectError, Hello, HelloLayout, HelloRail, LateRail, MAX_RAILS, Pair, Reject,
+    Stage, meet, pair,
 };
 use crate::error::DeviceError;
-use crate::memory::{Memory, Prefault};
-use crate::provider::{self, QpAddress, QpConnect};
+use crate::provider;
 use crate::random::random_u64;
 
-/// The transport's name in the hello: what our queue pairs can be carried by. One without order speaks another protocol than
-/// one with it (as SRD and RC do), so that it has another name.
-fn transport(shared: &Shared) -> String {
-    let name = shared.device.transport();
-    if shared.device.capabilities().ordered { name.to_owned() } else { format!("{name}-unordered") }
-}
-
-/// Local ACK time-out: 4.096 µs × 2^16 = 0.27 s, [`RETRIES`] times: above a lost packet or two, below the heartbeat's
-/// patience.
-pub(super) const ACK_TIMEOUT: u8 = 16;
-/// Of lost packets. And of missing receives, which credits make impossible: a few let a bug of ours surface (K7).
-pub(super) const RETRIES: u8 = 6;
-pub(super) const MIN_RNR_TIMER: u8 = 14;
-
-/// A channel's local resources, before it is connected. Dropping them leaves nothing (B4).
+/// The rails that this side has set up, and what was left out.
 pub(super) struct Built {
-    queues: Vec<Queue>,
-    /// Under the queue pairs, where a connection manager has connected them.
-    pub(super) lines: Lines,
-    cq: provider::Cq,
-    channel: provider::Channel,
-    config: KvConfig,
-}
-
-/// Creates `qps` queue pairs with every receive posted. A driver may take its time: off the runtime's workers (R9).
-pub(super) async fn build(shared: &Shared, qps: usize) -> Result<Built, ConnectError> {
-    let caps = shared.device.capabilities();
-    let config = shared.config.clone().qps(qps).fit(caps).map_err(ConnectError::resources)?;
-    let sizes = QueueSizes {
-        send_depth: config.send_depth,
-        recv_depth: config.recv_depth(),
-        control_bytes: CONTROL_BYTES,
-        max_inline: caps.max_inline.min(CONTROL_BYTES as u32),
-    };
-    let mut memories = Vec::with_capacity(qps);
-    for _ in 0..qps {
-        // One region a queue pair: small enough for a short max_mr_size, and touched only where it is used.
-        let memory = Memory::anonymous(sizes.buffer_bytes()).prefault(Prefault::No);
-        let memory = shared.pd.register_local(memory).await.map_err(ConnectError::resources)?;
-        memories.push(memory.into_slice());
-    }
-    let pd = shared.pd.clone();
-    off_workers(shared, move || {
-        let caps = pd.device().capabilities();
-        let channel = pd.device().provider().create_channel().map_err(ConnectError::resources)?;
-        let entries = (sizes.send_depth + sizes.recv_depth) * qps as u32;
-        let cq = channel.create_cq(entries).map_err(ConnectError::resources)?;
-        let queues = memories.into_iter().map(|memory| {
-            let qp = pd.provider().create_qp(&cq, &cq, sizes.init()).map_err(ConnectError::resources)?;
-            Queue::new(qp, &sizes, caps.ordered, caps.all_signaled, memory).map_err(ConnectError::resources)
-        });
-        let queues = queues.collect::<Result<_, _>>()?;
-        Ok(Built { queues, lines: Lines::default(), cq, channel, config })
-    })
-    .await
-}
-
-/// Runs `work` where it may block.
-async fn off_workers<T: Send + 'static>(
-    shared: &Shared,
-    work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
-) -> Result<T, ConnectError> {
-    match shared.runtime.spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
-        // It was shut down before this had run.
-        Err(_) => Err(ConnectError::resources(DeviceError::NoRuntime)),
-    }
+    /// By the order of the hello (the client's devices) or of the reply (the pairs). `None` is left out.
+    pub(super) rails: Vec<Option<BuiltRail>>,
+    /// The device of each.
+    pub(super) devices: Vec<usize>,
+    pub(super) warnings: Vec<RailWarning>,
 }
 
 impl Built {
-    /// Leaves the queue pairs that both sides use, and answers their number. Each will meet the peer's of the same number.
-    pub(super) fn trim(&mut self, peer: &Hello, agreed: &Agreed) -> usize {
-        self.queues.truncate(agreed.qps);
-        for (queue, remote) in self.queues.iter_mut().zip(&peer.qps) {
-            queue.set_peer(remote.qp_num);
+    /// Sets up a rail on each of `devices`, with so many queue pairs. Those that cannot be are left out, unless the endpoint is
+    /// strict, or none can be.
+    async fn on(shared: &Shared, devices: Vec<usize>, qps: &[usize]) -> Result<Self, ConnectError> {
+        let mut this = Self { rails: Vec::new(), devices, warnings: Vec::new() };
+        let mut failed = None;
+        for (n, &device) in this.devices.iter().enumerate() {
+            let PoolDevice { pd, registered } = &shared.pool.devices()[device];
+            let built = match registered {
+                Ok(_) => rail::build(shared, pd, qps[n]).await,
+                Err(reason) => Err(ConnectError::resources(DeviceError::Rail {
+                    device: pd.device().name().to_owned(),
+                    reason: reason.clone(),
+                })),
+            };
+            if let Err(error) = &built {
+                let reason = registered.as_ref().err().cloned().unwrap_or_else(|| why(error));
+                this.warnings.push(RailWarning::new(pd.device().name(), None, reason));
+            }
+            this.rails.push(built.map_err(|error| failed.get_or_insert(error)).ok());
         }
-        self.queues.len()
+        match failed {
+            Some(error) if this.rails.iter().all(Option::is_none) => Err(error),
+            _ => this.check_strict(shared).map(|()| this),
+        }
     }
 
-    pub(super) fn qp(&self, n: usize) -> Result<&provider::Qp, ConnectError> {
-        let gone = || ConnectError::resources(DeviceError::NoRuntime);
-        self.queues.get(n).and_then(Queue::qp).ok_or_else(gone)
+    /// With `strict_rails`, whatever is left out is an error.
+    fn check_strict(&self, shared: &Shared) -> Result<(), ConnectError> {
+        match self.warnings.first() {
+            Some(warning) if shared.config.strict_rails => Err(ConnectError::resources(warning.error())),
+            _ => Ok(()),
+        }
+    }
+
+    fn first(&self) -> usize {
+        self.rails.iter().position(Option::is_some).unwrap_or(0)
     }
 }
 
-/// What we say of ourselves, and of these queue pairs.
-pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Vec<u64>) -> Hello {
-    let caps = shared.device.capabilities();
+/// The client's rails: one on each device of the pool.
+pub(super) async fn build(shared: &Shared) -> Result<Built, ConnectError> {
+    let devices: Vec<usize> = (0..shared.pool.devices().len()).collect();
+    let qps = vec![shared.config.qps; devices.len()];
+    Built::on(shared, devices, &qps).await
+}
+
+/// The server's rails: one for each pair of devices, with as many queue pairs as the client has, and our device has room for.
+/// Answers which device of the client each is joined to.
+pub(super) async fn build_answer(
+    shared: &Shared,
+    peer: &Hello,
+) -> Result<Result<(Built, Vec<usize>), Reject>, ConnectError> {
+    let theirs = peer.rail_list();
+    let own = shared.pool.devices();
+    // A client that knows of one rail looks at the first.
+    let limit = if peer.others.is_some() { MAX_RAILS } else { 1 };
+    let transports: Vec<String> = own.iter().map(|d| transport_of(d.pd.device())).collect();
+    let fits = |client: usize, server: usize| meet(&theirs[client].transport, &transports[server]);
+    let pairs = pair(theirs.len(), own.len(), limit, fits);
+    if pairs.is_empty() {
+        return Ok(Err(Reject::Transport {
+            ours: list(&transports),
+            theirs: list(theirs.iter().map(|r| &r.transport)),
+        }));
+    }
+    let room = MAX_QPS / pairs.len();
+    let qps = |p: &Pair| {
+        let asked = theirs[p.client].qps.len().clamp(1, room);
+        asked.min(shared.max_qps(own[p.server].pd.device()))
+    };
+    let qps: Vec<usize> = pairs.iter().map(qps).collect();
+    let mut built = Built::on(shared, pairs.iter().map(|p| p.server).collect(), &qps).await?;
+    for (n, device) in own.iter().enumerate() {
+        if device.registered.is_ok() && !pairs.iter().any(|p| p.server == n) {
+            built.unpaired(device, peer);
+        }
+    }
+    for (slot, p) in built.rails.iter_mut().zip(&pairs) {
+        // It could not set up its own: ours would be for nothing.
+        if theirs[p.client].qps.is_empty() && slot.take().is_some() {
+            let device = own[p.server].pd.device().name();
+            built.warnings.push(RailWarning::new(device, Some(&theirs[p.client].device), PEER_FAILED));
+        }
+    }
+    built.check_strict(shared)?;
+    Ok(Ok((built, pairs.iter().map(|p| p.client).collect())))
+}
+
+const PEER_FAILED: &str = "the peer could not set up its device";
+const UNFIT: &str = "the two devices do not fit together: their transports, notifications or MTUs";
+
+/// Names, each once.
+fn list(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let mut all: Vec<String> = Vec::new();
+    for name in names {
+        if !all.iter().any(|n| n == name.as_ref()) {
+            all.push(name.as_ref().to_owned());
+        }
+    }
+    all.join(", ")
+}
+
+impl Built {
+    /// A device of ours that is in no rail.
+    fn unpaired(&mut self, device: &PoolDevice, peer: &Hello) {
+        let transport = transport_of(device.pd.device());
+        let reason = match &peer.others {
+            Some(_) => format!("the peer has no device for {transport}, or has as many rails as it takes"),
+            None => "the peer knows of one rail only".to_owned(),
+        };
+        self.warnings.push(RailWarning::new(device.pd.device().name(), None, reason));
+    }
+
+    /// A rail of the reply that is not agreed. `ours` is our device, which we had set up.
+    fn left_out(&mut self, ours: &PoolDevice, theirs: &HelloRail) {
+        let reason = if theirs.qps.is_empty() { PEER_FAILED } else { UNFIT };
+        self.warnings.push(RailWarning::new(ours.pd.device().name(), Some(&theirs.device), reason));
+    }
+}
+
+/// What we say of ourselves, and of these rails. `with` is, of a reply, which device of the client each is joined to.
+pub(super) fn hello(
+    shared: &Shared,
+    built: &Built,
+    with: &[usize],
+    first: usize,
+    connection_id: u64,
+    dead: Vec<u64>,
+) -> Hello {
     let layout = shared.pool.layout();
-    Hello {
+    let rails = built.rails.iter().zip(&built.devices).enumerate().map(|(n, (rail, &device))| {
+        let joined = with.get(n).copied().unwrap_or(0);
+        describe(&shared.pool, &shared.pool.devices()[device], rail.as_ref(), joined)
+    });
+    let rails: Vec<HelloRail> = rails.collect();
+    let own = rails[first].clone();
+    let mut hello = Hello {
         epoch: shared.epoch,
         name: shared.name.clone(),
-        transport: transport(shared),
+        device: own.device,
+        transport: own.transport,
         connection_id,
-        qps: built.queues.iter().filter_map(Queue::qp).map(provider::Qp::address).collect(),
+        qps: own.qps,
         cm_port: 0,
-        // A device may report an MTU that is no path MTU (Ethernet's).
-        mtu: path_mtu(caps.active_mtu, caps.active_mtu).unwrap_or(caps.active_mtu),
-        rd_atomic: caps.max_rd_atomic,
-        caps: HelloCaps { ordered: caps.ordered, immediate: caps.immediate, max_msg: caps.max_msg_size },
-        credits: Credits { data: built.config.data_credits, control: built.config.control_credits },
+        mtu: own.mtu,
+        rd_atomic: own.rd_atomic,
+        caps: own.caps,
+        credits: own.credits,
         max_control: CONTROL_BYTES as u32,
-        notify: NotifyModes { imm: caps.immediate, send: caps.ordered },
+        notify: own.notify,
         layout: Some(HelloLayout {
             layers: layout.layers(),
             blocks: layout.blocks(),
@@ -131,101 +194,318 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
             block_stride: layout.block_stride(),
             dtype: layout.dtype().to_string(),
         }),
-        regions: shared.pool.remote_regions(),
+        regions: own.regions,
+        others: None,
         dead,
         auth: Vec::new(),
+    };
+    hello.set_rails(rails, first);
+    hello
+}
+
+/// The place that a hello of `built` gives to the rail which peers without rails see: the first that there is, of the device that
+/// the handshake runs over where `managed`.
+pub(super) fn first_of(shared: &Shared, built: &Built, managed: bool) -> usize {
+    let own = |n: &usize| built.rails[*n].is_some() && built.devices[*n] == shared.pool.first_device();
+    let of_handshake = (0..built.rails.len()).find(own);
+    of_handshake.filter(|_| managed).unwrap_or_else(|| built.first())
+}
+
+/// A rail that both sides have set up.
+pub(super) struct Joined {
+    pub(super) agreed: AgreedRail,
+    pub(super) built: BuiltRail,
+    /// Our device, by its place in the pool.
+    pub(super) device: usize,
+    /// The peer's half.
+    pub(super) peer: HelloRail,
+    /// The peer does not know our queue pairs yet: `Ready` tells.
+    pub(super) late: bool,
+}
+
+impl Joined {
+    /// Connects our queue pairs to the peer's, each to that of the same number. Those beyond what was agreed are destroyed.
+    ///
+    /// A device may look up the peer's address in between, so that it happens off the runtime's workers (R9).
+    async fn connect(
+        mut self,
+        runtime: &Handle,
+        active: bool,
+    ) -> Result<(Self, Result<(), ConnectError>), ConnectError> {
+        self.built.pairs.trim(self.agreed.qps, &self.peer.qps);
+        let link = Link::new(&self.built.pd, &self.agreed, active);
+        rail::off_workers(runtime, move || {
+            let connected = link.connect(&self.built.pairs.queues, &self.peer.qps);
+            Ok((self, connected))
+        })
+        .await
     }
 }
 
-/// Connects our queue pairs to the peer's, each to that of the same number. Those beyond `agreed.qps` are destroyed.
-///
-/// A device may look up the peer's address in between, so that it happens off the runtime's workers (R9).
-pub(super) async fn connect(
+/// All rails of a channel, and what was left out.
+pub(super) struct Rails {
+    pub(super) rails: Vec<Joined>,
+    pub(super) warnings: Vec<RailWarning>,
+}
+
+/// Joins the client's rails to those of the reply. A device that is in more than one of them gets queue pairs for each.
+pub(super) async fn join_reply(
     shared: &Shared,
     mut built: Built,
     peer: &Hello,
     agreed: &Agreed,
-    active: bool,
-) -> Result<Built, ConnectError> {
-    built.trim(peer, agreed);
-    let (remotes, path_mtu) = (peer.qps.clone(), agreed.path_mtu);
-    let rd_atomic = agreed.rd_atomic.min(shared.device.capabilities().max_rd_atomic);
-    off_workers(shared, move || {
-        connect_all(&mut built, &remotes, path_mtu, rd_atomic, active)?;
-        Ok(built)
-    })
-    .await
-}
-
-fn connect_all(
-    built: &mut Built,
-    remotes: &[QpAddress],
-    path_mtu: u32,
-    rd_atomic: u8,
-    active: bool,
-) -> Result<(), ConnectError> {
-    for (queue, remote) in built.queues.iter_mut().zip(remotes) {
-        let Some(qp) = queue.qp() else { continue };
-        qp.connect(&QpConnect {
-            remote: *remote,
-            path_mtu,
-            max_rd_atomic: rd_atomic,
-            max_dest_rd_atomic: rd_atomic,
-            timeout: ACK_TIMEOUT,
-            retry_cnt: RETRIES,
-            rnr_retry: RETRIES,
-            min_rnr_timer: MIN_RNR_TIMER,
-            active,
-        })
-        .map_err(ConnectError::queue_pair)?;
+) -> Result<Rails, ConnectError> {
+    let theirs = peer.rail_list();
+    let own = shared.pool.devices();
+    let had: Vec<bool> = built.rails.iter().map(Option::is_some).collect();
+    let mut used = vec![false; had.len()];
+    let mut rails = Vec::with_capacity(agreed.rails.len());
+    for (number, server) in theirs.into_iter().enumerate() {
+        let Some(&agreed) = agreed.rails.iter().find(|rail| rail.number == number) else {
+            let device = usize::from(server.with);
+            if had.get(device) == Some(&true) {
+                used[device] = true;
+                built.left_out(&own[device], &server);
+            }
+            continue;
+        };
+        let device = agreed.client;
+        let late = std::mem::replace(&mut used[device], true) && built.rails[device].is_none();
+        let rail = match built.rails[device].take() {
+            Some(rail) => rail,
+            None => rail::build(shared, &own[device].pd, shared.config.qps).await?,
+        };
+        rails.push(Joined { agreed, built: rail, device, peer: server, late });
     }
-    Ok(())
+    for (device, _) in
+        own.iter().zip(&used).zip(&had).filter(|((_, used), had)| **had && !**used).map(|(d, _)| d)
+    {
+        built.unpaired(device, peer);
+    }
+    built.check_strict(shared)?;
+    Ok(Rails { rails, warnings: built.warnings })
 }
 
-/// The peer's pool, checked: its regions must hold its layout.
-pub(super) fn peer_pool(peer: &Hello) -> Result<PeerPool, Reject> {
+/// Joins the server's rails to those of the hello.
+pub(super) fn join_hello(shared: &Shared, mut built: Built, peer: &Hello, agreed: &Agreed) -> Rails {
+    let (theirs, own) = (peer.rail_list(), shared.pool.devices());
+    let mut used = vec![false; theirs.len()];
+    let mut rails = Vec::with_capacity(agreed.rails.len());
+    for number in 0..built.rails.len() {
+        let Some(rail) = built.rails[number].take() else { continue };
+        let device = built.devices[number];
+        let Some(&agreed) = agreed.rails.iter().find(|rail| rail.number == number) else {
+            built.warnings.push(RailWarning::new(own[device].pd.device().name(), None, UNFIT));
+            continue;
+        };
+        let late = std::mem::replace(&mut used[agreed.client], true);
+        let peer = theirs[agreed.client].clone();
+        rails.push(Joined { agreed, built: rail, device, peer, late });
+    }
+    Rails { rails, warnings: built.warnings }
+}
+
+/// Rails that are being connected, one after the other.
+pub(super) struct Attempt {
+    rails: Vec<Joined>,
+    warnings: Vec<RailWarning>,
+    left_out: Vec<usize>,
+    failed: Option<ConnectError>,
+}
+
+impl Attempt {
+    pub(super) fn new(warnings: Vec<RailWarning>) -> Self {
+        Self { rails: Vec::new(), warnings, left_out: Vec::new(), failed: None }
+    }
+
+    /// How it went with a rail.
+    pub(super) fn take(&mut self, shared: &Shared, joined: Joined, connected: Result<(), ConnectError>) {
+        match connected {
+            Ok(()) => self.rails.push(joined),
+            Err(error) => {
+                let device = shared.pool.devices()[joined.device].pd.device().name();
+                self.warnings.push(RailWarning::new(device, Some(&joined.peer.device), why(&error)));
+                self.left_out.push(joined.agreed.number);
+                self.failed.get_or_insert(error);
+            }
+        }
+    }
+
+    /// The rails that there are, and the numbers of those that are left out; or the first error, when none is left, or every one
+    /// is asked for.
+    pub(super) fn end(self, shared: &Shared) -> Result<(Rails, Vec<usize>), ConnectError> {
+        match self.failed {
+            Some(error) if self.rails.is_empty() || shared.config.strict_rails => Err(error),
+            _ => Ok((Rails { rails: self.rails, warnings: self.warnings }, self.left_out)),
+        }
+    }
+}
+
+impl Rails {
+    /// Connects the rails whose peers are known: all of them on the client, the first of each device of the client's on the
+    /// server. One that cannot be is left out; answers the numbers of those.
+    pub(super) async fn connect(
+        self,
+        shared: &Shared,
+        active: bool,
+    ) -> Result<(Self, Vec<usize>), ConnectError> {
+        let mut attempt = Attempt::new(self.warnings);
+        for joined in self.rails {
+            if joined.late && !active {
+                attempt.rails.push(joined);
+                continue;
+            }
+            let (joined, connected) = joined.connect(&shared.runtime, active).await?;
+            attempt.take(shared, joined, connected);
+        }
+        attempt.end(shared)
+    }
+
+    /// Of the server: the client has said what it left out, and with which queue pairs it serves the rest.
+    pub(super) async fn complete(
+        mut self,
+        shared: &Shared,
+        late: Vec<LateRail>,
+    ) -> Result<Self, ConnectError> {
+        let malformed = |what| ConnectError::malformed(Stage::Ready, what);
+        for entry in late {
+            let at = self.rails.iter().position(|j| j.agreed.number == usize::from(entry.rail));
+            let at = at.ok_or_else(|| malformed("a rail that there is not"))?;
+            if entry.qps.is_empty() {
+                let gone = self.rails.remove(at);
+                let name = shared.pool.devices()[gone.device].pd.device().name();
+                self.warnings.push(RailWarning::new(
+                    name,
+                    Some(&gone.peer.device),
+                    "the peer could not connect it",
+                ));
+                continue;
+            }
+            let joined = &mut self.rails[at];
+            if !joined.late || entry.qps.len() < joined.agreed.qps {
+                return Err(malformed("queue pairs of a rail that has them, or too few"));
+            }
+            joined.peer.qps = entry.qps;
+        }
+        let mut rails = Vec::with_capacity(self.rails.len());
+        for mut joined in self.rails {
+            if std::mem::take(&mut joined.late) {
+                let (connected, result) = joined.connect(&shared.runtime, false).await?;
+                result?;
+                joined = connected;
+            }
+            rails.push(joined);
+        }
+        Self { rails, warnings: self.warnings }.check(shared)
+    }
+
+    /// As they are, unless none is left.
+    pub(super) fn check(self, shared: &Shared) -> Result<Self, ConnectError> {
+        let first = self.warnings.first();
+        match first.filter(|_| self.rails.is_empty() || shared.config.strict_rails) {
+            Some(warning) => Err(ConnectError::resources(warning.error())),
+            None => Ok(self),
+        }
+    }
+
+    /// What `Ready` adds: our queue pairs that the peer does not know, and what is left out.
+    pub(super) fn late(&self, left_out: &[usize]) -> Vec<LateRail> {
+        let late = self.rails.iter().filter(|j| j.late);
+        // Fewer than 16.
+        let late = late.map(|j| LateRail { rail: j.agreed.number as u8, qps: j.built.pairs.addresses() });
+        late.chain(gone(left_out)).collect()
+    }
+}
+
+/// What `Ready` says of rails that are left out.
+pub(super) fn gone(left_out: &[usize]) -> Vec<LateRail> {
+    left_out.iter().map(|&n| LateRail { rail: n as u8, qps: Vec::new() }).collect()
+}
+
+/// In a reply: the rails of these numbers could not be connected.
+pub(super) fn leave_out(reply: &mut Hello, left_out: &[usize]) {
+    if left_out.is_empty() {
+        return;
+    }
+    let mut rails = reply.rail_list();
+    for &n in left_out {
+        (rails[n].qps, rails[n].regions) = (Vec::new(), Vec::new());
+    }
+    // One is left, or the handshake had failed.
+    let first = rails.iter().position(|rail| !rail.qps.is_empty()).unwrap_or(0);
+    reply.set_rails(rails, first);
+}
+
+/// The peer's layout, checked.
+pub(super) fn peer_layout(peer: &Hello) -> Result<Layout, Reject> {
     let malformed = |what: String| Reject::Malformed { what };
     let Some(l) = &peer.layout else { return Err(malformed("the hello names no layout".to_owned())) };
     let dtype = Dtype::new(&l.dtype).map_err(|e| malformed(e.to_string()))?;
     let layout = Layout::new(l.layers, l.blocks, l.block_bytes, l.layer_stride, l.block_stride)
         .map_err(|e| malformed(e.to_string()))?
         .with_dtype(dtype);
-    let parts = peer.regions.iter().map(|r| Part { addr: r.addr, len: r.len, key: r.rkey }).collect();
-    let seams = PoolSeams::from(Seams::new(parts).map_err(|e| malformed(e.to_string()))?);
-    // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
-    if seams.total() > 0 && seams.total() < layout.required_bytes() {
-        return Err(malformed(format!(
-            "the layout needs {} bytes, the regions have {}",
-            layout.required_bytes(),
-            seams.total()
-        )));
+    for rail in peer.rail_list().iter().filter(|rail| !rail.qps.is_empty()) {
+        let seams = peer_seams(rail).map_err(|e| malformed(e.to_string()))?;
+        // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
+        if seams.total() > 0 && seams.total() < layout.required_bytes() {
+            return Err(malformed(format!(
+                "the layout needs {} bytes, the regions have {}",
+                layout.required_bytes(),
+                seams.total()
+            )));
+        }
     }
-    Ok(PeerPool { layout, seams })
+    Ok(layout)
+}
+
+fn peer_seams(rail: &HelloRail) -> Result<Seams, proto::PlanError> {
+    Seams::new(rail.regions.iter().map(|r| Part { addr: r.addr, len: r.len, key: r.rkey }).collect())
+}
+
+/// The two pools, as each rail sees them.
+fn pools(shared: &Shared, layout: Layout, rails: &[Joined]) -> Result<PeerPool, Reject> {
+    let malformed = |e: proto::PlanError| Reject::Malformed { what: e.to_string() };
+    let theirs = rails.iter().map(|j| peer_seams(&j.peer).map_err(malformed));
+    let ours = rails.iter().filter_map(|j| match &shared.pool.devices()[j.device].registered {
+        Ok(Registered { seams, .. }) => Some(seams.clone()),
+        // There is no rail over one that is not registered.
+        Err(_) => None,
+    });
+    Ok(PeerPool {
+        layout,
+        seams: PoolSeams::new(theirs.collect::<Result<_, _>>()?),
+        ours: PoolSeams::new(ours.collect()),
+    })
 }
 
 /// What the protocol is told, checked: the peer's numbers are its own.
 pub(super) fn protocol(
     shared: &Shared,
-    built: &Built,
+    layout: Layout,
+    rails: &Rails,
     peer: &Hello,
     agreed: &Agreed,
     opening: proto::Opening,
-) -> Result<proto::Config, Reject> {
-    let config = &built.config;
-    let rail = proto::RailConfig {
-        qps: agreed.qps,
-        notify: match agreed.notify {
-            crate::connect::Notify::Imm => proto::Notify::Imm,
-            crate::connect::Notify::Send => proto::Notify::Send,
-        },
-        ordered: agreed.ordered,
-        opening,
-        tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
-        rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
-        max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+) -> Result<(proto::Config, PeerPool), Reject> {
+    let config = &shared.config;
+    let rail = |joined: &Joined| {
+        let Joined { agreed, built, peer, .. } = joined;
+        let config: &KvConfig = &built.config;
+        proto::RailConfig {
+            qps: agreed.qps,
+            notify: match agreed.notify {
+                crate::connect::Notify::Imm => proto::Notify::Imm,
+                crate::connect::Notify::Send => proto::Notify::Send,
+            },
+            ordered: agreed.ordered,
+            opening,
+            tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
+            rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
+            max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+        }
     };
     let proto = proto::Config {
-        rails: vec![rail],
+        rails: rails.rails.iter().map(rail).collect(),
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
         max_control: agreed.max_control as usize,
@@ -234,61 +514,54 @@ pub(super) fn protocol(
         peer_timeout: config.peer_timeout,
         abort_grace: config.abort_grace,
     };
-    match proto.check() {
-        Ok(()) => Ok(proto),
-        Err(error) => Err(Reject::Unsupported { what: error.to_string() }),
+    if let Err(error) = proto.check() {
+        return Err(Reject::Unsupported { what: error.to_string() });
     }
+    Ok((proto, pools(shared, layout, &rails.rails)?))
 }
 
-/// A connected channel's driver. Its task is not started yet.
+/// A connected channel's driver, and the completion channel of each rail. No task drives them yet.
 pub(super) fn driver(
     shared: &Arc<Shared>,
-    built: Built,
+    rails: Vec<Joined>,
     peer: &Hello,
-    peer_pool: PeerPool,
-    proto: proto::Config,
+    (proto, peer_pool): (proto::Config, PeerPool),
     ledger: Ledger,
+    client: bool,
     on_end: OnEnd,
-) -> (Arc<KvDriver>, provider::Channel) {
-    let Built { queues, lines, cq, channel, config } = built;
+) -> (Arc<KvDriver>, Vec<provider::Channel>) {
     let doubts = ledger.in_doubt().map(TransferId).collect();
     // `protocol` has checked the configuration, and a ledger is kept by the two epochs.
     let conn = Connection::new(proto, ledger, Instant::now()).expect("a checked configuration");
+    let mut channels = Vec::with_capacity(rails.len());
+    let part = |joined: Joined| {
+        let Joined { agreed, built, .. } = joined;
+        channels.push(built.channel);
+        RailParts {
+            queues: built.pairs.queues,
+            lines: Arc::new(built.pairs.lines),
+            cq: built.cq,
+            link: Link::new(&built.pd, &agreed, client),
+            pd: built.pd,
+            config: built.config,
+        }
+    };
     let parts = Parts {
         conn,
-        cq,
-        queues,
-        lines: Arc::new(lines),
+        rails: rails.into_iter().map(part).collect(),
         peer: peer_pool,
         doubts,
         pool: shared.pool.clone(),
-        spin: config.spin,
-        deadline: config.deadline,
+        config: shared.config.clone(),
         connection_id: peer.connection_id,
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
+        client,
         on_end,
     };
-    (KvDriver::new(parts, shared.runtime.clone()), channel)
+    (KvDriver::new(parts, shared.runtime.clone()), channels)
 }
 
 pub(super) fn new_id() -> Result<u64, ConnectError> {
     random_u64().map_err(ConnectError::resources)
-}
-
-impl super::pool::KvPool {
-    /// What peers are told of the pool's memory: nothing, when it is a source only.
-    fn remote_regions(&self) -> Vec<HelloRegion> {
-        match self.access() {
-            super::pool::PoolAccess::Source => Vec::new(),
-            super::pool::PoolAccess::Target => self
-                .regions()
-                .iter()
-                .map(|region| {
-                    let r = region.remote();
-                    HelloRegion { addr: r.addr, len: r.len, rkey: r.rkey }
-                })
-                .collect(),
-        }
-    }
 }

@@ -13,7 +13,10 @@ use super::write::{WriteError, WriteRequest};
 #[derive(Debug)]
 pub(crate) struct PeerPool {
     pub(crate) layout: Layout,
+    /// As each rail sees it.
     pub(crate) seams: PoolSeams,
+    /// Our own pool, as each rail sees it.
+    pub(crate) ours: PoolSeams,
 }
 
 /// A plan, the number of bytes that its grant covers, and how long planning took.
@@ -27,7 +30,7 @@ pub(crate) struct Planned {
 pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Planned, WriteError> {
     let started = Instant::now();
     let (source, grant) = (&*request.source, &request.grant);
-    let mut builder = PlanBuilder::new((pool.layout(), pool.seams()), (&peer.layout, &peer.seams))
+    let mut builder = PlanBuilder::new((pool.layout(), &peer.ours), (&peer.layout, &peer.seams))
         .map_err(|error| refused(error, pool))?;
     match &request.pairs {
         None => {

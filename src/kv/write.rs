@@ -67,6 +67,8 @@ pub struct Landed {
     pub descriptors: u64,
     /// Work requests that it took: after coalescing neighbours and slicing at limits, without control messages.
     pub wrs: u64,
+    /// How often it was begun: once, and once more for each [rail](crate::guide::rails) that failed under it.
+    pub attempts: u32,
     /// From the call to the finished plan: every bound checked, runs of neighbours merged, nothing posted yet.
     pub planned: Duration,
     /// From the call to the last local completion: what other systems call done. On the soft provider it often comes

@@ -153,8 +153,16 @@ impl Memory {
     /// Maps it for a registration in `pd`. Blocks while pages are faulted in.
     ///
     /// This is where it is decided what memory of ours is made of.
-    pub(crate) fn map_for(mut self, pd: &provider::Pd) -> Result<Mapping, MemoryError> {
-        if matches!(self.source, Source::Anonymous) && pd.lends_memory() {
+    pub(crate) fn map_for(self, pd: &provider::Pd) -> Result<Mapping, MemoryError> {
+        self.map_for_all([pd])
+    }
+
+    /// Maps it for a registration in each of `pds`.
+    pub(crate) fn map_for_all<'p>(
+        mut self,
+        pds: impl IntoIterator<Item = &'p provider::Pd>,
+    ) -> Result<Mapping, MemoryError> {
+        if matches!(self.source, Source::Anonymous) && pds.into_iter().any(provider::Pd::lends_memory) {
             self.source = Source::Memfd;
         }
         self.map()

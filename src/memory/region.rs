@@ -80,13 +80,12 @@ impl<K: Kind> Region<K> {
     }
 
     /// Registers all of `mapping` in pieces of at most `limit` bytes, a multiple of the page size. Blocks.
-    pub(crate) fn register_pieces(
+    pub(crate) fn register_pieces_of(
         pd: &provider::Pd,
-        mapping: Mapping,
+        mapping: &Arc<Mapping>,
         limit: u64,
         access: AccessFlags,
     ) -> Result<Vec<Self>, MemoryError> {
-        let mapping = Arc::new(mapping);
         let piece = (limit & !(PAGE - 1)).max(PAGE);
         let mut regions = Vec::new();
         let mut offset = 0;

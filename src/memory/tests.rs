@@ -198,7 +198,10 @@ async fn r1_our_memory_is_a_memfd_where_a_peer_may_copy_from_it() {
         let region = pd.register_exposed(Memory::anonymous(9000), Access::READ_WRITE).await.unwrap();
         assert_eq!(region.inner.mapping.memfd_ref().is_some(), lent, "{transport}");
         region.slice(8990..).unwrap().copy_in(0, &[1; 10]).unwrap();
-        let pieces = pd.register_pieces(Memory::anonymous(9000), AccessFlags::LOCAL_WRITE).await.unwrap();
+        let memory = Memory::anonymous(9000);
+        let (pds, access) = ([&pd], AccessFlags::LOCAL_WRITE);
+        let mut all = ProtectionDomain::register_on_all(&pds, memory, access).await.unwrap();
+        let pieces = all.remove(0).unwrap();
         assert_eq!(pieces[0].inner.mapping.memfd_ref().is_some(), lent, "{transport}");
     }
 }

@@ -65,14 +65,14 @@ fn reply_to(hello: &Hello) -> Hello {
 async fn serve(stream: Inband) -> Result<Inband, ConnectError> {
     let offer = incoming(stream).hello(SERVER).await?;
     let reply = reply_to(&offer.hello);
-    match agree(&reply, &offer.hello) {
+    match agree(&reply, &offer.hello, crate::connect::Role::Server) {
         Ok(_) => offer.accept(&reply).await?.finish().await,
         Err(reject) => Err(offer.reject(reject).await),
     }
 }
 
 async fn connect(stream: Inband, hello: &Hello) -> Result<Inband, ConnectError> {
-    client(stream, hello, &Expect::default(), far()).await?.ready().await
+    client(stream, hello, &Expect::default(), far()).await?.ready(&[]).await
 }
 
 #[tokio::test]

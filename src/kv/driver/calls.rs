@@ -28,7 +28,7 @@ impl KvDriver {
         self.locked(|inner, after| {
             let started = match checked {
                 Ok(plan) => {
-                    let deadline = later(started, request.deadline.unwrap_or(self.deadline));
+                    let deadline = later(started, request.deadline.unwrap_or(self.config.deadline));
                     inner.start_write(request, plan, deadline, waiter, started, after)
                 }
                 Err(error) => Started::Refused(error, request.source),

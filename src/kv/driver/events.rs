@@ -16,11 +16,11 @@ impl Inner {
                         entry.local.get_or_insert(now);
                     }
                 }
-                Event::Done { id, outcome, wrs, .. } => {
+                Event::Done { id, outcome, wrs, attempts } => {
                     self.stats.done(outcome);
                     if let Some(entry) = self.writes.get_mut(&id) {
                         entry.outcome = Some(outcome);
-                        entry.wrs = wrs;
+                        (entry.wrs, entry.attempts) = (wrs, attempts);
                         entry.landed = Some(now);
                         if outcome == Outcome::Landed {
                             self.stats.landed_bytes += entry.bytes;
@@ -53,9 +53,11 @@ impl Inner {
                     self.messages.push_back(bytes);
                     self.wake(Wait::Message, after);
                 }
-                // Of several rails.
-                Event::RailDown { .. } | Event::RailUp { .. } | Event::RailTalk { .. } => {}
                 Event::PeerClosed => self.closing = true,
+                Event::RailDown { rail, cause } => self.rail_down(rail, cause, now, after),
+                // We have said so ourselves.
+                Event::RailUp { .. } => {}
+                Event::RailTalk { rail, bytes } => after.talk.push((rail, bytes)),
                 Event::Lost(cause) => self.fail(cause, "", now, after),
                 Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),
             }

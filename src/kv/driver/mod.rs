@@ -4,16 +4,25 @@
 //! blocks go back to their pool after it is released. The reactor's task, a spinning future and a starting write all
 //! drive by the same means, so that a small write is posted by the thread that asked for it and confirmed by the
 //! thread that waits for it.
+//!
+//! ```text
+//!   calls, writes   what the user asks       events     what the protocol tells
+//!   progress        completions and posts, and the way down of the whole channel
+//!   tasks           one a rail               rail, rails, comeback   a rail, its way down alone, and its way back
+//! ```
 
 mod calls;
 mod closed;
+mod comeback;
 mod events;
 mod progress;
+mod rail;
+mod rails;
+mod tasks;
 mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
-use std::io;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -24,20 +33,27 @@ use tokio::task::AbortHandle;
 use crate::background;
 use crate::clock::later;
 use crate::connect::Lines;
+use crate::device::ProtectionDomain;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
+use crate::kv::config::KvConfig;
 use crate::kv::lock;
-use crate::kv::path::QpReport;
+use crate::kv::path::{QpReport, RailFate};
 use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
-use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, TransferId};
+use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, Token, TransferId};
 use crate::kv::queues::Queue;
+use crate::kv::rail::Link;
+use crate::kv::rail_talk::Ear;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
 use crate::kv::waiting::Waiting;
-use crate::provider::events::{Affected, Enrolled, Harm};
 use crate::provider::{self, Cq, Cqe};
-use crate::reactor::{Drive, DriverHandle, Step};
+use crate::reactor::DriverHandle;
+
+use rail::{Phase, Rail};
+use rails::Job;
+use tasks::Owner;
 
 pub use closed::{ChannelClosed, MessageError};
 
@@ -52,36 +68,38 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// A connected channel's working parts.
 pub(crate) struct KvDriver {
     inner: Mutex<Inner>,
-    spin: Duration,
-    deadline: Duration,
+    config: KvConfig,
     pool: KvPool,
     peer: PeerPool,
     connection_id: u64,
     local_epoch: u64,
     peer_epoch: u64,
     runtime: Handle,
-    task: OnceLock<DriverHandle>,
-    /// Waits for the connection manager's word that the peer is gone.
-    watch: OnceLock<AbortHandle>,
+    /// One a rail.
+    tasks: Vec<OnceLock<DriverHandle>>,
     /// Called once when the channel has ended and its queue pairs are gone, with what must outlive it.
     on_end: Mutex<Option<OnEnd>>,
     /// Itself, for the thread that destroys its queue pairs.
     me: Weak<Self>,
-    /// Its place among those who hear of the device's events.
-    enrolled: OnceLock<Enrolled>,
 }
 
 pub(crate) type OnEnd = Box<dyn FnOnce(Ledger) + Send>;
 
 struct Inner {
     conn: Option<Connection>,
-    // Queue pairs go before what they use: the connections under them, and the completion queue (R7).
+    // Queue pairs go before what they use: the connections under them, and the completion queues (R7).
+    /// Of all rails, by their numbers in the protocol.
     queues: Vec<Queue>,
-    lines: Option<Arc<Lines>>,
-    /// The connection manager says that the peer is gone.
-    hung_up: bool,
-    cq: Cq,
+    rails: Vec<Rail>,
     cqes: Box<[Cqe; BATCH]>,
+    /// Work requests that have failed, by rail: dealt with after what had come in before, on whichever rail.
+    failed: Vec<(usize, Cqe)>,
+    /// Tokens of work requests that could not be posted. Kept for its memory.
+    unposted: Vec<Token>,
+    /// A rail that fails ends the channel.
+    strict: bool,
+    /// This side has connected the channel, and brings rails back.
+    client: bool,
     writes: HashMap<TransferId, WriteEntry>,
     /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
     grants: BTreeMap<u64, Granted>,
@@ -99,6 +117,8 @@ struct Inner {
     scheduled: Option<Instant>,
     /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
     returning: usize,
+    /// How many jobs are destroying queue pairs on another thread.
+    destroying: usize,
     batch: Vec<u8>,
 }
 
@@ -141,6 +161,7 @@ struct WriteEntry {
     bytes: u64,
     descriptors: u64,
     wrs: u64,
+    attempts: u32,
 }
 
 /// What is to be done after the lock is released.
@@ -153,8 +174,12 @@ struct After {
     sources: Vec<Arc<Blocks>>,
     ledger: Option<Ledger>,
     /// Queue pairs whose destruction blocks.
-    destroy: Vec<provider::Qp>,
-    lines: Option<Arc<Lines>>,
+    destroy: Vec<(Job, Vec<provider::Qp>)>,
+    lines: Vec<(Option<AbortHandle>, Option<Arc<Lines>>)>,
+    /// What was said about a rail that is to come back, by whom the peer's driver is.
+    talk: Vec<(usize, Vec<u8>)>,
+    /// Rails that have come to rest, and are to be brought back.
+    probe: Vec<usize>,
     nudge: bool,
 }
 
@@ -167,90 +192,115 @@ impl After {
 
 pub(crate) struct Parts {
     pub(crate) conn: Connection,
-    pub(crate) cq: Cq,
-    pub(crate) queues: Vec<Queue>,
-    pub(crate) lines: Arc<Lines>,
+    /// In the order of the protocol's.
+    pub(crate) rails: Vec<RailParts>,
     pub(crate) peer: PeerPool,
     /// What the ledger of `conn` has in doubt.
     pub(crate) doubts: Vec<TransferId>,
     pub(crate) pool: KvPool,
-    pub(crate) spin: Duration,
-    pub(crate) deadline: Duration,
+    pub(crate) config: KvConfig,
     pub(crate) connection_id: u64,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
+    /// This side has connected the channel.
+    pub(crate) client: bool,
     pub(crate) on_end: OnEnd,
 }
+
+/// One rail.
+pub(crate) struct RailParts {
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) lines: Arc<Lines>,
+    pub(crate) cq: Cq,
+    pub(crate) pd: ProtectionDomain,
+    /// Fitted to the device.
+    pub(crate) config: KvConfig,
+    pub(crate) link: Link,
+}
+
 impl KvDriver {
     pub(crate) fn new(parts: Parts, runtime: Handle) -> Arc<Self> {
-        let events = parts.pool.pd().device().provider().events().clone();
-        let ids = parts.queues.iter().filter_map(Queue::qp).map(provider::Qp::id);
-        let ids = ids.chain([parts.cq.id()]).collect();
-        let this = Arc::new_cyclic(|me| Self {
-            inner: Mutex::new(Inner {
-                conn: Some(parts.conn),
-                queues: parts.queues,
-                lines: Some(parts.lines),
-                hung_up: false,
-                cq: parts.cq,
-                cqes: Box::new([Cqe::default(); BATCH]),
-                writes: HashMap::new(),
-                grants: BTreeMap::new(),
-                arrivals: VecDeque::new(),
-                messages: VecDeque::new(),
-                doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
-                waiting: Waiting::default(),
-                state: State::Open,
-                first_cause: None,
-                closing: false,
-                stats: ChannelStats::default(),
-                scheduled: None,
-                returning: 0,
-                batch: Vec::new(),
-            }),
-            spin: parts.spin,
-            deadline: parts.deadline,
-            pool: parts.pool,
-            peer: parts.peer,
-            connection_id: parts.connection_id,
-            local_epoch: parts.local_epoch,
-            peer_epoch: parts.peer_epoch,
-            runtime,
-            task: OnceLock::new(),
-            watch: OnceLock::new(),
-            on_end: Mutex::new(Some(parts.on_end)),
-            me: me.clone(),
-            enrolled: OnceLock::new(),
+        let tasks = parts.rails.iter().map(|_| OnceLock::new()).collect();
+        let this = Arc::new_cyclic(|me: &Weak<Self>| {
+            let (mut queues, mut rails) = (Vec::new(), Vec::new());
+            let several = parts.rails.len() > 1;
+            for (rail, part) in parts.rails.into_iter().enumerate() {
+                let qps = queues.len()..queues.len() + part.queues.len();
+                queues.extend(part.queues);
+                if several {
+                    queues[qps.clone()].iter_mut().for_each(Queue::signal_often);
+                }
+                rails.push(Rail {
+                    qps,
+                    managed: !part.lines.is_empty(),
+                    lines: Some(part.lines),
+                    watch: None,
+                    hung_up: false,
+                    cq: Some(Arc::new(part.cq)),
+                    lost: false,
+                    pd: part.pd,
+                    config: part.config,
+                    link: part.link,
+                    phase: Phase::Up,
+                    fenced: false,
+                    words: None,
+                    down: None,
+                    failures: 0,
+                    returns: 0,
+                    attempt: None,
+                    attempts: 0,
+                    ear: Ear::default(),
+                    owner: Arc::new(Owner { driver: me.clone(), rail }),
+                    enrolled: None,
+                });
+            }
+            Self {
+                inner: Mutex::new(Inner {
+                    conn: Some(parts.conn),
+                    queues,
+                    rails,
+                    cqes: Box::new([Cqe::default(); BATCH]),
+                    failed: Vec::new(),
+                    unposted: Vec::new(),
+                    strict: parts.config.strict_rails,
+                    client: parts.client,
+                    writes: HashMap::new(),
+                    grants: BTreeMap::new(),
+                    arrivals: VecDeque::new(),
+                    messages: VecDeque::new(),
+                    doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
+                    waiting: Waiting::default(),
+                    state: State::Open,
+                    first_cause: None,
+                    closing: false,
+                    stats: ChannelStats::default(),
+                    scheduled: None,
+                    returning: 0,
+                    destroying: 0,
+                    batch: Vec::new(),
+                }),
+                config: parts.config,
+                pool: parts.pool,
+                peer: parts.peer,
+                connection_id: parts.connection_id,
+                local_epoch: parts.local_epoch,
+                peer_epoch: parts.peer_epoch,
+                runtime,
+                tasks,
+                on_end: Mutex::new(Some(parts.on_end)),
+                me: me.clone(),
+            }
         });
-        let _ = this.enrolled.set(events.enrol(ids, &this));
+        (0..this.tasks.len()).for_each(|rail| this.enrol(rail));
         this
     }
 
-    /// The task that drives this, once it has been started.
-    pub(crate) fn set_task(&self, task: DriverHandle) {
-        let _ = self.task.set(task);
+    /// The task that drives a rail, once it has been started.
+    pub(crate) fn set_task(&self, rail: usize, task: DriverHandle) {
+        if let Some(slot) = self.tasks.get(rail) {
+            let _ = slot.set(task);
+        }
         self.nudge();
-    }
-
-    /// Ends the channel when the connection manager says that the peer is gone.
-    pub(crate) fn watch_lines(self: &Arc<Self>) {
-        let Some(lines) = lock(&self.inner).lines.clone() else { return };
-        if lines.is_empty() {
-            return;
-        }
-        let driver = Arc::downgrade(self);
-        let watch = self.runtime.spawn(async move {
-            lines.any_ended().await;
-            if let Some(driver) = driver.upgrade() {
-                lock(&driver.inner).hung_up = true;
-                driver.nudge();
-            }
-        });
-        let _ = self.watch.set(watch.abort_handle());
-        // It may have ended meanwhile, when there was nothing to abort.
-        if lock(&self.inner).lines.is_none() {
-            watch.abort();
-        }
     }
 
     pub(crate) fn pool(&self) -> &KvPool {
@@ -262,9 +312,7 @@ impl KvDriver {
     }
 
     fn nudge(&self) {
-        if let Some(task) = self.task.get() {
-            task.nudge();
-        }
+        self.tasks.iter().filter_map(OnceLock::get).for_each(DriverHandle::nudge);
     }
 
     /// Runs `f` under the lock, then does what had to wait for its release.
@@ -284,23 +332,25 @@ impl KvDriver {
             out
         };
         let returns = after.returns();
-        let After { mut wakers, replaced, blocks, sources, ledger, destroy, lines, nudge } = after;
+        let After { mut wakers, replaced, blocks, sources, ledger, destroy, lines, talk, probe, nudge } =
+            after;
         if nudge {
             self.nudge();
         }
         // Whoever calls holds an `Arc` of it.
-        if !destroy.is_empty()
-            && let Some(this) = self.me.upgrade()
-        {
-            background::run(move || this.destroy(destroy));
+        if let Some(this) = self.me.upgrade() {
+            for (job, queue_pairs) in destroy {
+                let this = this.clone();
+                background::run(move || this.destroy(job, queue_pairs));
+            }
+            talk.into_iter().for_each(|(rail, bytes)| this.hear(rail, &bytes));
+            probe.into_iter().for_each(|rail| this.probe(rail));
         }
-        // The queue pairs are gone: nobody needs to be told of their end any more.
-        if lines.is_some()
-            && let Some(watch) = self.watch.get()
-        {
-            watch.abort();
+        for (watch, lines) in lines {
+            // The queue pairs are gone: nobody needs to be told of their end any more.
+            watch.iter().for_each(AbortHandle::abort);
+            drop(lines);
         }
-        drop(lines);
         // What must not be lost comes before what is the user's code.
         if let Some(ledger) = ledger {
             let on_end = lock(&self.on_end).take();
@@ -317,10 +367,13 @@ impl KvDriver {
         out
     }
 
-    /// Destroys its queue pairs, and ends. Blocks.
-    fn destroy(&self, queue_pairs: Vec<provider::Qp>) {
+    /// Destroys queue pairs: those of a rail, or all that there are, which is the end. Blocks.
+    fn destroy(&self, job: Job, queue_pairs: Vec<provider::Qp>) {
         queue_pairs.into_iter().for_each(provider::Qp::destroy);
-        self.locked(|inner, after| inner.destroyed(Instant::now(), after));
+        self.locked(|inner, after| {
+            inner.destroying -= 1;
+            inner.job_done(job, Instant::now(), after);
+        });
     }
 
     /// Polls `ready` under the lock; while it has nothing, drives for up to the spin budget, then leaves the waker.
@@ -332,15 +385,15 @@ impl KvDriver {
         cx: &Context<'_>,
         mut ready: impl FnMut(&mut Inner, &mut After, Option<&Waker>) -> Option<T>,
     ) -> Poll<T> {
-        if !self.spin.is_zero() {
-            let end = later(Instant::now(), self.spin);
+        if !self.config.spin.is_zero() {
+            let end = later(Instant::now(), self.config.spin);
             loop {
                 let now = Instant::now();
                 let out = self.locked(|inner, after| {
                     if let Some(out) = ready(inner, after, None) {
                         return Some(out);
                     }
-                    inner.poll_once(now, after);
+                    inner.poll_once(None, now, after);
                     ready(inner, after, None)
                 });
                 if let Some(out) = out {
@@ -398,8 +451,13 @@ impl KvDriver {
     /// known from the beginning (K9).
     pub(crate) fn look(&self) {
         self.locked(|inner, after| {
-            inner.poll_once(Instant::now(), after);
+            inner.poll_once(None, Instant::now(), after);
         });
+    }
+
+    /// What became of each rail.
+    pub(crate) fn rail_reports(&self) -> Vec<RailFate> {
+        lock(&self.inner).rails.iter().map(Rail::fate).collect()
     }
 
     /// What was carried so far, to be held against the device's counters.
@@ -417,69 +475,3 @@ impl KvDriver {
         carried
     }
 }
-
-impl Affected for KvDriver {
-    fn harmed(self: Arc<Self>, harm: Harm) {
-        let now = Instant::now();
-        self.locked(|inner, after| match harm {
-            Harm::Object { event, .. } => {
-                // What has completed by now may say why.
-                inner.poll_once(now, after);
-                inner.fail(Cause::Transport, &format!("the device reported {event}"), now, after);
-            }
-            // Nothing may complete any more.
-            Harm::DeviceGone => {
-                inner.fail(Cause::DeviceGone, "", now, after);
-                inner.end(now, after);
-            }
-        });
-        self.nudge();
-    }
-}
-
-impl Drive for KvDriver {
-    fn drive(&self, now: Instant) -> Step {
-        self.locked(|inner, after| inner.drive(now, after))
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        let mut inner = lock(&self.inner);
-        inner.scheduled = inner.next_timeout();
-        inner.scheduled
-    }
-
-    fn channel_failed(&self, error: &io::Error) {
-        let now = Instant::now();
-        let gone = self.pool.pd().device().provider().events().is_gone();
-        self.locked(|inner, after| {
-            if gone {
-                inner.fail(Cause::DeviceGone, "", now, after);
-            } else {
-                // What has completed by now may say why.
-                inner.poll_once(now, after);
-                inner.fail(Cause::Transport, &format!("the completion channel failed: {error}"), now, after);
-            }
-            inner.end(now, after);
-        });
-    }
-
-    fn runtime_gone(&self) {
-        self.locked(|inner, after| {
-            inner.fail(Cause::Local, RUNTIME_GONE, Instant::now(), after);
-        });
-    }
-
-    fn is_drained(&self) -> bool {
-        matches!(lock(&self.inner).state, State::Ended { .. })
-    }
-
-    fn abandon(&self) {
-        self.locked(|inner, after| {
-            inner.fail(Cause::Local, RUNTIME_GONE, Instant::now(), after);
-            inner.end(Instant::now(), after);
-        });
-    }
-}
-
-const RUNTIME_GONE: &str =
-    "the tokio runtime that drove it is gone; keep it alive until close().await has returned";

@@ -5,6 +5,8 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::closed::ChannelClosed;
+use super::rail::{Phase, Rail};
+use super::rails::Job;
 use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, State};
 use crate::kv::arrival::ArrivalError;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
@@ -14,13 +16,13 @@ use crate::provider::{self, Armed, Cqe, WcOpcode, WcStatus};
 use crate::reactor::Step;
 use crate::ring::WrId;
 
-const HUNG_UP: &str = "the connection manager says that the peer has disconnected: its process has ended, or has \
-                       ended the channel";
-
 impl Inner {
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         match self.state {
-            State::Open => self.conn.as_ref().and_then(Connection::poll_timeout),
+            State::Open => {
+                let of_conn = self.conn.as_ref().and_then(Connection::poll_timeout);
+                of_conn.into_iter().chain(self.rail_timeout()).min()
+            }
             State::Draining { since, .. } => Some(since + DRAIN_LIMIT),
             State::Destroying { .. } | State::Ended { .. } => None,
         }
@@ -63,14 +65,15 @@ impl Inner {
         Some(ChannelClosed { reason, cause })
     }
 
-    /// One bounded slice, which ends armed or with more to do.
-    pub(super) fn drive(&mut self, now: Instant, after: &mut After) -> Step {
+    /// One bounded slice of a rail, which ends armed or with more to do.
+    pub(super) fn drive(&mut self, rail: usize, now: Instant, after: &mut After) -> Step {
         let mut armed = false;
         for _ in 0..POLLS {
-            let busy = self.poll_once(now, after);
-            if self.is_ended() {
-                return Step::Done;
-            }
+            // A software transport moves data in a poll, which takes its time; and rails are measured.
+            let now = if self.rails.len() > 1 { Instant::now() } else { now };
+            let busy = self.poll_once(Some(rail), now, after);
+            let Rail { lost, cq, .. } = &self.rails[rail];
+            let (false, false, Some(cq)) = (self.is_ended(), *lost, cq.clone()) else { return Step::Done };
             if !after.wakers.is_empty() {
                 // Whoever was woken goes first: what it posts takes along what is due.
                 return Step::More;
@@ -81,15 +84,18 @@ impl Inner {
             }
             // Poll, arm, poll again (R3). On a software transport the second poll may have stopped in the middle of I/O
             // that raises no event any more; arming once more asks for that too.
-            match self.cq.arm() {
+            match cq.arm() {
                 Ok(Armed::More) => return Step::More,
                 // Only after all that had come was handed in: the last of it may have been the peer's orderly end.
-                Ok(Armed::Armed) if armed && self.hung_up && self.state == State::Open => {
-                    self.fail(Cause::PeerLost, HUNG_UP, now, after);
+                Ok(Armed::Armed) if armed && std::mem::take(&mut self.rails[rail].hung_up) => {
+                    self.hung_up(rail, now, after);
                 }
                 Ok(Armed::Armed) if armed => return Step::Idle,
                 Ok(Armed::Armed) => armed = true,
-                Err(error) => self.fail(Cause::Transport, &format!("arming the queue: {error}"), now, after),
+                Err(error) => {
+                    self.fail_rail(rail, Cause::Transport, &format!("arming the queue: {error}"), now, after);
+                    self.lose_rail(rail, "its completion queue cannot be armed", now, after);
+                }
             }
         }
         Step::More
@@ -99,29 +105,36 @@ impl Inner {
         matches!(self.state, State::Ended { .. })
     }
 
-    /// Takes one batch of completions, and does what follows. False when there was nothing to do.
-    pub(super) fn poll_once(&mut self, now: Instant, after: &mut After) -> bool {
+    /// Takes one batch of completions of a rail, or of each, and does what follows. False when there was nothing to do.
+    pub(super) fn poll_once(&mut self, rail: Option<usize>, now: Instant, after: &mut After) -> bool {
         if self.is_ended() {
             return false;
         }
-        let taken = match self.cq.poll(&mut self.cqes[..]) {
-            Ok(taken) => taken,
-            Err(error) => {
-                self.fail(Cause::Transport, &format!("polling the queue: {error}"), now, after);
-                0
-            }
+        let mut taken = match rail {
+            Some(rail) => self.take(rail, now, after),
+            None => self.take_all(now, after),
         };
-        for n in 0..taken {
-            let cqe = self.cqes[n];
-            self.completion(&cqe, now, after);
+        let mut full = taken == BATCH;
+        // What came in on another rail comes before what has failed here, and before a time-out: it may say why, or that all is well.
+        if self.rails.len() > 1 && (!self.failed.is_empty() || self.is_timeout_due(now)) {
+            for _ in 0..POLLS {
+                let more = self.take_all(now, after);
+                (taken, full) = (taken.max(more), more == BATCH);
+                if !full {
+                    break;
+                }
+            }
+        }
+        // With more to be taken they wait for it: this is called again.
+        if !full || self.rails.len() == 1 {
+            self.failures(now, after);
         }
         let mut more = self.turn(now, after);
         // Only once everything that has come is handed in and answered: a runtime that was busy elsewhere finds its
         // completions late, and what a time-out would miss may be among them.
-        if taken < BATCH
-            && self.state == State::Open
+        if !full
+            && self.is_timeout_due(now)
             && let Some(conn) = &mut self.conn
-            && conn.poll_timeout().is_some_and(|at| at <= now)
         {
             conn.handle_timeout(now);
             more |= self.turn(now, after);
@@ -133,33 +146,89 @@ impl Inner {
         taken > 0 || more
     }
 
-    pub(super) fn completion(&mut self, cqe: &Cqe, now: Instant, after: &mut After) {
-        let id = WrId::decode(cqe.wr_id);
-        // By generation, never by queue pair number (R5).
-        let Some(qp) = self.queues.iter().position(|q| q.generation() == id.qp_generation) else { return };
-        let ok = cqe.status == WcStatus::Success;
-        if !ok && cqe.status != WcStatus::Flushed {
-            let words = format!("queue pair {}: {} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
-            // The peer's device answers for a frozen process, so one that does not is gone or out of reach (K5).
-            let unanswered = cqe.status == WcStatus::RetryExceeded;
-            self.fail(if unanswered { Cause::PeerLost } else { Cause::Transport }, &words, now, after);
-        } else if !ok {
-            // Nothing of ours had failed. Where a connection manager has connected it, its end is the peer's.
-            let managed = self.lines.as_ref().is_some_and(|lines| !lines.is_empty());
-            let cause = if managed { Cause::PeerLost } else { Cause::Transport };
-            let words = "the connection to the peer has broken, and receives were flushed";
-            self.fail(cause, words, now, after);
+    fn is_timeout_due(&self, now: Instant) -> bool {
+        let due = self.conn.as_ref().and_then(Connection::poll_timeout);
+        self.state == State::Open && due.is_some_and(|at| at <= now)
+    }
+
+    /// A batch of each rail. Answers the size of the largest.
+    fn take_all(&mut self, now: Instant, after: &mut After) -> usize {
+        (0..self.rails.len()).map(|rail| self.take(rail, now, after)).max().unwrap_or(0)
+    }
+
+    /// Takes a batch of a rail's completions. Those that failed are kept.
+    fn take(&mut self, rail: usize, now: Instant, after: &mut After) -> usize {
+        let Some(cq) = self.rails[rail].cq.as_ref().filter(|_| !self.rails[rail].lost) else { return 0 };
+        let taken = match cq.poll(&mut self.cqes[..]) {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.fail_rail(rail, Cause::Transport, &format!("polling the queue: {error}"), now, after);
+                self.lose_rail(rail, "its completion queue cannot be polled", now, after);
+                0
+            }
+        };
+        for n in 0..taken {
+            let cqe = self.cqes[n];
+            match cqe.status {
+                WcStatus::Success => self.completion(rail, &cqe, now, after),
+                _ => self.failed.push((rail, cqe)),
+            }
         }
+        taken
+    }
+
+    /// Deals with the work requests that have failed.
+    fn failures(&mut self, now: Instant, after: &mut After) {
+        let mut failed = std::mem::take(&mut self.failed);
+        for (rail, cqe) in failed.drain(..) {
+            let Some(qp) = self.queue_of(rail, &cqe) else { continue };
+            if cqe.status == WcStatus::Flushed {
+                // Nothing of ours had failed. Where a connection manager has connected it, its end is the peer's.
+                let managed = self.rails[rail].lines.as_ref().is_some_and(|lines| !lines.is_empty());
+                let cause = if managed { Cause::PeerLost } else { Cause::Transport };
+                let words = "the connection to the peer has broken, and receives were flushed";
+                self.fail_rail(rail, cause, words, now, after);
+            } else {
+                let words =
+                    format!("queue pair {}: {} (vendor code {})", cqe.qp_num, cqe.status, cqe.vendor_err);
+                // The peer's device answers for a frozen process, so one that does not is gone or out of reach (K5).
+                let unanswered = cqe.status == WcStatus::RetryExceeded;
+                let cause = if unanswered { Cause::PeerLost } else { Cause::Transport };
+                self.fail_rail(rail, cause, &words, now, after);
+            }
+            let id = WrId::decode(cqe.wr_id);
+            if id.recv {
+                self.queues[qp].take_recv();
+            } else if let Some(conn) = &mut self.conn {
+                self.queues[qp].complete(id.key, false, |token, ok| conn.handle_sent(token, ok, now));
+            }
+        }
+        // Kept for its memory.
+        failed.append(&mut self.failed);
+        self.failed = failed;
+    }
+
+    /// The queue pair of a completion. By generation, never by queue pair number (R5).
+    fn queue_of(&self, rail: usize, cqe: &Cqe) -> Option<usize> {
+        let generation = WrId::decode(cqe.wr_id).qp_generation;
+        self.rails[rail].qps.clone().find(|&qp| self.queues[qp].generation() == generation)
+    }
+
+    /// A work request has succeeded.
+    fn completion(&mut self, rail: usize, cqe: &Cqe, now: Instant, after: &mut After) {
+        let Some(qp) = self.queue_of(rail, cqe) else { return };
+        if self.rails[rail].phase == Phase::Coming {
+            // The peer uses it: it knows that we have connected.
+            self.come_up(rail, now, after);
+        }
+        let id = WrId::decode(cqe.wr_id);
         let Some(conn) = &mut self.conn else { return };
         if !id.recv {
-            self.queues[qp].complete(id.key, ok, |token, ok| conn.handle_sent(token, ok, now));
+            self.queues[qp].complete(id.key, true, |token, ok| conn.handle_sent(token, ok, now));
             return;
         }
         let queue = &mut self.queues[qp];
         queue.take_recv();
-        if !ok {
-            return;
-        }
         let received = match cqe.opcode {
             WcOpcode::RecvWriteWithImm => {
                 let _ = queue.received(id.key.index, 0);
@@ -189,31 +258,45 @@ impl Inner {
     pub(super) fn turn(&mut self, now: Instant, after: &mut After) -> bool {
         let mut more = false;
         if self.state == State::Open {
-            let mut failure = None;
-            for queue in &mut self.queues {
+            let mut failure: Option<(usize, String)> = None;
+            for (qp, queue) in self.queues.iter_mut().enumerate() {
                 if let Err(error) = queue.flush_recvs() {
-                    failure.get_or_insert_with(|| format!("posting a receive: {}", error.source));
+                    failure.get_or_insert_with(|| (qp, format!("posting a receive: {}", error.source)));
                 }
             }
             if let Some(conn) = &mut self.conn {
                 more = conn.poll_transmit(now, &mut Outbox(&mut self.queues)) == Transmitted::More;
-                for queue in &mut self.queues {
-                    if let Err(error) = queue.flush(|token| conn.handle_sent(token, false, now)) {
-                        failure.get_or_insert_with(|| format!("posting: {}", error.source));
+                for (qp, queue) in self.queues.iter_mut().enumerate() {
+                    if let Err(error) = queue.flush(|token| self.unposted.push(token)) {
+                        failure.get_or_insert_with(|| (qp, format!("posting: {}", error.source)));
                     }
                 }
             }
-            if let Some(words) = failure {
-                self.fail(Cause::Transport, &words, now, after);
+            if let Some((qp, words)) = failure {
+                let rail = self.rails.iter().position(|rail| rail.qps.contains(&qp)).unwrap_or(0);
+                self.fail_rail(rail, Cause::Transport, &words, now, after);
+            }
+            // After the rail has failed: what was not posted on it is no failure of the others.
+            if let Some(conn) = &mut self.conn {
+                self.unposted.drain(..).for_each(|token| conn.handle_sent(token, false, now));
             }
         }
         self.events(now, after);
-        if let State::Draining { since, .. } = self.state
-            && (self.queues.iter().all(Queue::is_drained) || now >= since + DRAIN_LIMIT)
-        {
-            self.end(now, after);
-        }
+        self.rest(now, after);
         more && self.state == State::Open
+    }
+
+    /// Goes on with what is on its way down, when everything that was posted has come back, or has had its time.
+    pub(super) fn rest(&mut self, now: Instant, after: &mut After) {
+        match self.state {
+            State::Open => self.rest_rails(now, after),
+            State::Draining { since, .. } => {
+                if (0..self.rails.len()).all(|rail| self.is_drained(rail)) || now >= since + DRAIN_LIMIT {
+                    self.end(now, after);
+                }
+            }
+            State::Destroying { .. } | State::Ended { .. } => {}
+        }
     }
 
     /// Puts every queue pair in the error state. The first call counts.
@@ -273,16 +356,21 @@ impl Inner {
         let queue_pairs: Vec<_> = self.queues.iter_mut().filter_map(Queue::take_qp).collect();
         self.state = State::Destroying { cause };
         if queue_pairs.iter().any(provider::Qp::destroy_blocks) {
-            after.destroy = queue_pairs;
+            self.destroying += 1;
+            after.destroy.push((Job::Channel, queue_pairs));
         } else {
             queue_pairs.into_iter().for_each(provider::Qp::destroy);
             self.destroyed(now, after);
         }
     }
 
-    /// The queue pairs are destroyed: from here on no late write reaches a block of ours, and no device reads one.
+    /// The queue pairs are destroyed: from here on no late write reaches a block of ours, and no device reads one. Those of a rail
+    /// that had failed before may still be on their way.
     pub(super) fn destroyed(&mut self, now: Instant, after: &mut After) {
         let State::Destroying { cause } = self.state else { return };
+        if self.destroying > 0 {
+            return;
+        }
         if let Some(conn) = &mut self.conn {
             for queue in &mut self.queues {
                 queue.destroyed(|token| conn.handle_sent(token, false, now));
@@ -295,7 +383,11 @@ impl Inner {
         self.state = State::Ended { cause };
         // Whoever has come here, the task must see that it is over.
         after.nudge = true;
-        after.lines = self.lines.take();
+        for rail in &mut self.rails {
+            after.lines.push((rail.watch.take(), rail.lines.take()));
+            // Nobody is told of the device any more, and whoever tries to bring it back hears of the end.
+            (rail.enrolled, rail.attempt) = (None, None);
+        }
         after.ledger = self.conn.take().map(|conn| {
             let mut ledger = conn.into_ledger();
             // Their blocks go back to the pool now, so nobody may write to them under these grants any more. The sender

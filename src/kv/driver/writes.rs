@@ -74,6 +74,7 @@ impl Inner {
                         bytes,
                         descriptors,
                         wrs: 0,
+                        attempts: 0,
                     },
                 );
                 if self.turn(now, after) {
@@ -134,6 +135,7 @@ impl Inner {
                     bytes: entry.bytes,
                     descriptors: entry.descriptors,
                     wrs: entry.wrs,
+                    attempts: entry.attempts,
                     planned: entry.planned,
                     local: entry.local.map_or(landed, |at| at - entry.started),
                     landed,

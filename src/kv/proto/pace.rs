@@ -28,35 +28,51 @@ pub(super) struct Pace {
     in_flight: u64,
     /// Bytes a millisecond, while it had something in flight; 0 before the first sample.
     rate: u64,
-    /// The sample that is being taken: since when, and its bytes.
+    /// The sample that is being taken: since when, its bytes, and when the last of them had completed.
     since: Option<Instant>,
     bytes: u64,
+    until: Option<Instant>,
 }
 
 impl Pace {
     /// Payload was posted.
     pub(super) fn posted(&mut self, len: u64, now: Instant) {
         if self.in_flight == 0 && len > 0 {
-            self.since = Some(now);
-            self.bytes = 0;
+            (self.since, self.bytes, self.until) = (Some(now), 0, None);
         }
         self.in_flight += len;
     }
 
     /// Payload has completed, or (`ok` is false) has been flushed.
+    ///
+    /// Completions come in bursts, since not every work request says that it has: a sample ends where a burst did, and never in the
+    /// middle of one.
     pub(super) fn completed(&mut self, len: u64, ok: bool, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(len);
-        let Some(since) = self.since.filter(|_| ok && len > 0) else { return };
-        self.bytes += len;
-        let micros = now.saturating_duration_since(since).as_micros();
-        let idle = self.in_flight == 0;
-        if micros >= SAMPLE_US || (idle && self.bytes >= SAMPLE_BYTES) {
-            let sample = u128::from(self.bytes) * 1000 / micros.max(1);
-            let sample = u64::try_from(sample).unwrap_or(u64::MAX).max(1);
-            self.rate = if self.rate == 0 { sample } else { self.rate / 4 * 3 + sample / 4 };
-            self.since = (!idle).then_some(now);
-            self.bytes = 0;
+        if self.since.is_none() || !ok || len == 0 {
+            return;
         }
+        if self.until.is_some_and(|until| now > until) {
+            self.sample(SAMPLE_US);
+        }
+        self.bytes += len;
+        self.until = Some(now);
+        if self.in_flight == 0 && self.bytes >= SAMPLE_BYTES {
+            self.sample(1);
+        }
+    }
+
+    /// Takes what has completed for a sample, if it took as many microseconds.
+    fn sample(&mut self, least: u128) {
+        let (Some(since), Some(until)) = (self.since, self.until) else { return };
+        let micros = until.saturating_duration_since(since).as_micros();
+        if micros < least {
+            return;
+        }
+        let sample = u128::from(self.bytes) * 1000 / micros;
+        let sample = u64::try_from(sample).unwrap_or(u64::MAX).max(1);
+        self.rate = if self.rate == 0 { sample } else { self.rate / 4 * 3 + sample / 4 };
+        (self.since, self.bytes) = (Some(until), 0);
     }
 
     pub(super) fn rate(&self) -> u64 {
@@ -169,6 +185,28 @@ mod tests {
         }
         let fastest = total / rates.iter().sum::<u64>();
         (done, now.saturating_sub(fastest))
+    }
+
+    /// One completion may speak for many work requests: all of them at one time.
+    #[test]
+    fn k10_a_burst_of_completions_is_one_sample() {
+        let (start, mut pace) = (Instant::now(), Pace::default());
+        for round in 0..20u32 {
+            let at = |ms| start + Duration::from_millis(ms) * (round + 1);
+            let now = if round == 0 { start } else { start + Duration::from_millis(8) * round };
+            (0..8).for_each(|_| pace.posted(32 << 10, now));
+            (0..8).for_each(|_| pace.completed(32 << 10, true, at(8)));
+            assert_eq!((pace.in_flight(), pace.rate()), (0, 32 << 10), "round {round}");
+        }
+        // Never idle: the next burst closes the last.
+        let (start, mut pace) = (Instant::now(), Pace::default());
+        pace.posted(1 << 20, start);
+        for round in 1..20u32 {
+            let now = start + Duration::from_millis(4) * round;
+            pace.posted(64 << 10, now);
+            (0..4).for_each(|_| pace.completed(16 << 10, true, now));
+        }
+        assert_eq!(pace.rate(), 16 << 10);
     }
 
     #[test]

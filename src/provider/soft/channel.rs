@@ -104,6 +104,10 @@ impl SoftChannel {
                 fix: "ask for 1 entry up to that many, and spread queue pairs over several completion queues",
             });
         }
+        if self.device.fails_cq() {
+            let source = io::Error::from_raw_os_error(libc::ENOMEM);
+            return Err(DeviceError::Os { what: "creating a completion queue", source });
+        }
         Ok(SoftCq { shared: Arc::new(CqShared::new(self.clone(), capacity)), id: ObjectId::next() })
     }
 

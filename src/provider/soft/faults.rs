@@ -4,6 +4,7 @@
 //! Nothing here touches a socket or memory: it says how much may move and when, and the engine obeys. Waits become deadlines
 //! of the queue pair, so that a sleeping poller is woken as for its own.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::SoftDevice;
@@ -48,6 +49,15 @@ enum Stall {
 }
 
 impl SoftDevice {
+    /// One more completion queue is asked for, and it is one that cannot be had; so with a queue pair.
+    pub(super) fn fails_cq(&self) -> bool {
+        self.faulty.as_ref().and_then(|c| c.fail_cq) == Some(self.cqs.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    pub(super) fn fails_qp(&self) -> bool {
+        self.faulty.as_ref().and_then(|c| c.fail_qp) == Some(self.qps.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
     pub(super) fn faults_of(&self, qp_num: u32) -> Option<Box<QpFaults>> {
         let config = self.faulty.as_deref()?;
         let rail = qp_num.wrapping_sub(FIRST_QP);

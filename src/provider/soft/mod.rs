@@ -15,7 +15,7 @@
 //!   link.rs     sockets: listening, dialling, who the peer is     reach.rs  by which transport, and why
 //!   srq.rs      shared receive queues
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
-//!   faults.rs   faults, where the configuration asks for them
+//!   faults.rs   faults, where the configuration asks for them       cable.rs   the device's link to its peers, which can be cut
 //!   shm/        a peer on this host, without TCP
 //! ```
 //!
@@ -27,6 +27,7 @@
 //! queue, the table of regions, the numbers. Nothing is called back under a lock.
 
 mod atomic;
+mod cable;
 mod channel;
 mod check;
 mod cq;
@@ -53,9 +54,10 @@ mod tx;
 mod tests;
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use cable::Cable;
 pub(crate) use channel::SoftChannel;
 pub(crate) use cq::SoftCq;
 pub(crate) use mr::SoftMr;
@@ -80,6 +82,10 @@ pub(crate) struct SoftDevice {
     lenders: shm::Lenders,
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
+    cable: Arc<Cable>,
+    /// Completion queues and queue pairs that were asked for.
+    cqs: AtomicU64,
+    qps: AtomicU64,
     events: Arc<Events>,
     /// Taking events of its channels fails, as on a device that was taken away.
     #[cfg(test)]
@@ -112,6 +118,9 @@ impl SoftDevice {
             lenders: shm::Lenders::default(),
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),
+            cable: Arc::default(),
+            cqs: AtomicU64::new(0),
+            qps: AtomicU64::new(0),
             events: Events::new(&format!("soft-{}", config.profile)),
             #[cfg(test)]
             channels_fail: Default::default(),
@@ -120,6 +129,11 @@ impl SoftDevice {
 
     pub(crate) fn capabilities(&self) -> &Capabilities {
         &self.caps
+    }
+
+    /// The device's link to all of its peers.
+    pub(crate) fn cable(&self) -> &Arc<Cable> {
+        &self.cable
     }
 
     /// Why queue pairs cannot be connected by hand here, and what to do. `None` where they can.

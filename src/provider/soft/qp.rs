@@ -120,6 +120,9 @@ impl SoftPd {
             }
         }
         let os = |what| move |source| QpError::Os { what, source };
+        if self.device.fails_qp() {
+            return Err(os("creating a queue pair")(io::Error::from_raw_os_error(libc::ENOMEM)));
+        }
         let transport = self.device.transport;
         let (mut doors, mut soft_port, mut soft_local) = (Doors { tcp: None, shm: None }, 0, 0);
         if transport != SoftTransport::Shm {
@@ -175,6 +178,7 @@ impl SoftPd {
             faults: self.device.faults_of(qp_num),
         };
         let shared = channel.join(|token| Arc::new(QpShared::new(token, inner)));
+        self.device.cable().plug(&shared, channel);
         if let Some(srq) = srq {
             srq.join(&shared, channel);
         }

@@ -97,6 +97,12 @@ impl QpInner {
             (attr.rnr_retry < 7).then(|| rnr_timer(attr.min_rnr_timer) * (u32::from(attr.rnr_retry) + 1));
         self.sq.set_max_reads(attr.max_rd_atomic);
         self.max_responses = usize::from(attr.max_dest_rd_atomic);
+        if self.device.cable().is_cut() {
+            return Err(QpError::Os {
+                what: "connecting a queue pair",
+                source: io::Error::from_raw_os_error(libc::ENETDOWN),
+            });
+        }
         let remote = attr.remote;
         reach::check(self.qp_num, self.device.transport, &remote)?;
         self.expected.own = remote.qp_num;
@@ -332,6 +338,13 @@ impl QpInner {
     /// The peer does not answer: its socket is closed, was reset, or could not be reached.
     pub(super) fn connection_lost(&mut self) {
         self.fail_and_close(Some(Cause::oldest(WcStatus::RetryExceeded)));
+    }
+
+    /// The device's cable was cut. One that is not connected yet notices when it is.
+    pub(super) fn cut_off(&mut self) {
+        if self.state == QpState::Rts {
+            self.connection_lost();
+        }
     }
 
     /// Before an orderly end: what was executed is acknowledged, as a NIC would have done.

@@ -15,6 +15,8 @@ over_both_transports! {
     r7_a_reader_stalled_for_ever_is_destroyed_like_any_other,
     r3_a_stalled_reader_that_cannot_send_any_more_fails,
     k7_a_slow_rail_takes_its_time_and_the_other_does_not_wait,
+    r6_a_cut_link_ends_every_connection_and_lets_none_be_made,
+    r2_a_queue_that_cannot_be_created_is_one_of_many,
     a_queue_pair_without_faults_carries_none,
 }
 
@@ -235,4 +237,47 @@ fn a_queue_pair_without_faults_carries_none(on: SoftTransport) {
     assert!(device.faults_of(2).is_none() && device.faults_of(3).is_some());
     let Device::Soft(plain) = &Side::new(on, Profile::Default).device else { unreachable!("a soft device") };
     assert!(plain.faults_of(2).is_none());
+}
+
+fn r6_a_cut_link_ends_every_connection_and_lets_none_be_made(on: SoftTransport) {
+    let mut p = Pair::new(on, Profile::Default);
+    p.meet();
+    recv(p.qa(), 1, None);
+    recv(p.qb(), 2, None);
+    let cable = |side: &Side| match &side.device {
+        Device::Soft(device) => device.cable().clone(),
+        #[cfg(feature = "verbs")]
+        Device::Verbs(_) => unreachable!("these tests open soft devices"),
+    };
+    let link = cable(&p.a);
+    link.cut();
+    assert!(link.is_cut() && !cable(&p.b).is_cut());
+    let (a, b) = p.wait(1, 1);
+    assert_eq!((ids(&a), ids(&b)), (vec![(1, WcStatus::Flushed)], vec![(2, WcStatus::Flushed)]));
+    // Neither as the side that dials nor as the other.
+    let (qa, qb) = (p.a.qp(), p.b.qp());
+    for active in [true, false] {
+        let refused = match &qa {
+            Qp::Soft(qa) => qa.for_cm().connect(&attributes(&qb, active)).unwrap_err(),
+            #[cfg(feature = "verbs")]
+            Qp::Verbs(_) => unreachable!("these tests open soft devices"),
+        };
+        assert!(matches!(refused, crate::error::QpError::Os { .. }), "{refused:?}");
+    }
+    link.mend();
+    bring_up(&qb, &attributes(&qa, false));
+    bring_up(&qa, &attributes(&qb, true));
+    (p.qa, p.qb) = (Some(qa), Some(qb));
+    p.meet();
+}
+
+fn r2_a_queue_that_cannot_be_created_is_one_of_many(on: SoftTransport) {
+    let config: SoftConfig = "fail_cq=2,fail_qp=3".parse().unwrap();
+    let side = Side::of(on, &config);
+    let refused = side.channel.create_cq(16).unwrap_err();
+    assert!(matches!(refused, crate::error::DeviceError::Os { .. }), "{refused:?}");
+    assert!(side.channel.create_cq(16).is_ok());
+    let init = QpInit { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let made = (0..4).map(|_| side.pd.create_qp(&side.cq, &side.cq, init).is_ok());
+    assert_eq!(made.collect::<Vec<_>>(), [true, true, false, true]);
 }

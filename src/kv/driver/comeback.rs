@@ -1,0 +1,318 @@
+//! A rail's way back: new queue pairs on both sides, connected while the other rails carry on. What the two drivers say to each
+//! other is in [`Talk`]. The side that has connected the channel asks, again and again, at growing intervals.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::rail::Phase;
+use super::{After, Inner, KvDriver, State};
+use crate::connect::{ConnectError, Deadline};
+use crate::kv::lock;
+use crate::kv::managed::{Entrance, ask};
+use crate::kv::proto::{Cause, ProtocolViolation};
+use crate::kv::rail::{QueuePairs, control_memory, off_workers, queues_on, sizes_on, why};
+use crate::kv::rail_talk::Talk;
+use crate::provider::QpAddress;
+
+/// Messages of the peer that wait for an attempt. It says three at most.
+const EAR: usize = 4;
+/// How long an attempt may take in all, and no longer than a connect.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What an attempt works with.
+struct Attempt {
+    rail: usize,
+    number: u32,
+    ear: mpsc::Receiver<Talk>,
+    pairs: QueuePairs,
+    deadline: Deadline,
+}
+
+/// How an attempt has ended.
+enum End {
+    /// There is nothing more to try: it is up, will never be, or the channel has ended.
+    Over,
+    /// Another one may do better.
+    Failed(String),
+}
+
+impl From<ConnectError> for End {
+    fn from(error: ConnectError) -> Self {
+        Self::Failed(why(&error))
+    }
+}
+
+const NO_ANSWER: &str = "the peer does not answer";
+const OVERTAKEN: &str = "the attempt was overtaken";
+
+impl KvDriver {
+    /// Tries to bring a rail back until it is, or the channel ends.
+    pub(super) fn probe(self: &Arc<Self>, rail: usize) {
+        let (driver, (first, most)) = (Arc::downgrade(self), self.config.rail_probe);
+        self.runtime.spawn(async move {
+            let mut wait = first;
+            loop {
+                tokio::time::sleep(wait).await;
+                wait = wait.saturating_mul(2).min(most);
+                let Some(driver) = driver.upgrade() else { return };
+                match driver.bring_back(rail).await {
+                    Err(End::Failed(reason)) => {
+                        tracing::debug!(rail, reason, "a rail does not come back yet");
+                        driver.locked(|inner, after| {
+                            inner.retreat(rail, &reason, Instant::now(), after);
+                            inner.note(rail, &reason);
+                            inner.rails[rail].attempt = None;
+                        });
+                    }
+                    Ok(()) | Err(End::Over) => return,
+                }
+            }
+        });
+    }
+
+    /// One attempt of the side that asks.
+    async fn bring_back(self: &Arc<Self>, rail: usize) -> Result<(), End> {
+        let mut attempt = self.prepare(rail, None).await?;
+        let number = attempt.number;
+        self.say(rail, &Talk::Offer { attempt: number, qps: attempt.pairs.addresses() })?;
+        let (qps, manager) = match attempt.hear().await? {
+            Talk::Answer { qps, manager, .. } => (qps, manager),
+            Talk::Refuse { reason, .. } => return Err(End::Failed(format!("the peer: {reason}"))),
+            other => {
+                return Err(End::Failed(format!("the peer said {other:?}, which does not belong there")));
+            }
+        };
+        attempt.check(&qps)?;
+        let (link, device) = {
+            let inner = lock(&self.inner);
+            (inner.rails[rail].link, inner.rails[rail].pd.device().clone())
+        };
+        match manager {
+            None => attempt.pairs = connect(self, attempt.pairs, link, qps).await?,
+            Some(at) => {
+                let epochs = (self.local_epoch, self.peer_epoch);
+                ask(&device, &mut attempt.pairs, &link, epochs, at, attempt.deadline).await?;
+            }
+        }
+        let pairs = std::mem::take(&mut attempt.pairs);
+        self.install(rail, number, pairs, false)?;
+        self.say(rail, &Talk::Ready { attempt: number })?;
+        // `Go`, or what comes on the rail itself, ends the attempt: the ear closes.
+        while attempt.hear().await.is_ok() {}
+        match lock(&self.inner).rails[rail].phase {
+            Phase::Coming => Err(End::Failed(NO_ANSWER.to_owned())),
+            Phase::Up => Ok(()),
+            // It was up, and has failed again: that starts another probe.
+            _ => Err(End::Over),
+        }
+    }
+
+    /// The side that is asked: makes queue pairs, connects them to those of the offer, and waits for the peer.
+    async fn answer(self: &Arc<Self>, rail: usize, number: u32, qps: Vec<QpAddress>) -> Result<(), End> {
+        let mut attempt = self.prepare(rail, Some(number)).await?;
+        attempt.check(&qps)?;
+        let (link, device, managed) = {
+            let inner = lock(&self.inner);
+            let own = &inner.rails[rail];
+            (own.link, own.pd.device().clone(), own.managed)
+        };
+        let ours = attempt.pairs.addresses();
+        if managed {
+            let entrance = Entrance::on(&device).await?;
+            let manager = Some(entrance.address());
+            self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager })?;
+            let epochs = (self.local_epoch, self.peer_epoch);
+            entrance.admit(&mut attempt.pairs, &link, epochs, attempt.deadline).await?;
+        } else {
+            attempt.pairs = connect(self, attempt.pairs, link, qps).await?;
+            self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager: None })?;
+        }
+        let Talk::Ready { .. } = attempt.hear().await? else {
+            return Err(End::Failed("the peer said something else".to_owned()));
+        };
+        let pairs = std::mem::take(&mut attempt.pairs);
+        self.install(rail, number, pairs, true)
+    }
+
+    /// Begins an attempt: `number` is the peer's, or the next one of ours. A rail that is not at rest has none.
+    async fn prepare(self: &Arc<Self>, rail: usize, number: Option<u32>) -> Result<Attempt, End> {
+        let (said, ear) = mpsc::channel(EAR);
+        let (number, pd, cq, config, qps) = {
+            let mut inner = lock(&self.inner);
+            let open = inner.state == State::Open && !inner.closing;
+            let own = &mut inner.rails[rail];
+            let (true, Phase::Down, false, Some(cq)) = (open, own.phase, own.lost, own.cq.clone()) else {
+                return Err(End::Over);
+            };
+            own.attempts = number.unwrap_or(own.attempts.wrapping_add(1));
+            own.attempt = Some((own.attempts, said));
+            (own.attempts, own.pd.clone(), cq, own.config.clone(), own.qps.len())
+        };
+        let sizes = sizes_on(pd.device(), &config);
+        let memories = control_memory(&pd, &sizes, qps).await?;
+        let pairs = off_workers(&self.runtime, move || queues_on(&pd, &cq, &sizes, memories)).await?;
+        let deadline = Deadline::after(self.config.connect_timeout.min(PATIENCE));
+        Ok(Attempt { rail, number, ear, pairs, deadline })
+    }
+
+    /// Puts new queue pairs in the place of those that failed. With `go` the peer is told to use them, and so do we.
+    fn install(self: &Arc<Self>, rail: usize, number: u32, pairs: QueuePairs, go: bool) -> Result<(), End> {
+        let now = Instant::now();
+        self.locked(|inner, after| {
+            let own = &mut inner.rails[rail];
+            let current = own.attempt.as_ref().is_some_and(|(n, _)| *n == number);
+            if inner.state != State::Open || own.phase != Phase::Down || own.lost || !current {
+                return Err(End::Failed(OVERTAKEN.to_owned()));
+            }
+            own.lines = Some(Arc::new(pairs.lines));
+            own.phase = Phase::Coming;
+            for (slot, mut queue) in inner.queues[own.qps.clone()].iter_mut().zip(pairs.queues) {
+                queue.carry_on(slot);
+                queue.signal_often();
+                *slot = queue;
+            }
+            if go {
+                // Before it is up: then there is nothing to say of it any more.
+                inner.say(rail, &Talk::Go { attempt: number })?;
+                inner.come_up(rail, now, after);
+            }
+            inner.turn(now, after);
+            after.nudge = true;
+            Ok(())
+        })?;
+        self.enrol(rail);
+        self.watch(rail);
+        Ok(())
+    }
+
+    fn say(&self, rail: usize, talk: &Talk) -> Result<(), End> {
+        let now = Instant::now();
+        self.locked(|inner, after| {
+            let said = inner.say(rail, talk);
+            inner.turn(now, after);
+            said
+        })
+    }
+
+    /// The peer's driver speaks of a rail.
+    pub(super) fn hear(self: &Arc<Self>, rail: usize, bytes: &[u8]) {
+        let now = Instant::now();
+        let heard = lock(&self.inner).rails[rail].ear.hear(bytes);
+        let talk = match heard {
+            Ok(Some(talk)) => talk,
+            Ok(None) => return,
+            Err(malformed) => {
+                let cause = Cause::Violation(ProtocolViolation::from(malformed));
+                return self
+                    .locked(|inner, after| inner.fail(cause, "the peer broke the protocol", now, after));
+            }
+        };
+        if let Talk::Offer { attempt, qps } = talk {
+            return self.offered(rail, attempt, qps);
+        }
+        self.locked(|inner, after| {
+            let own = &mut inner.rails[rail];
+            // Of an attempt that is over: late, and of no account.
+            let Some((_, ear)) = own.attempt.as_ref().filter(|(n, _)| *n == talk.attempt()) else { return };
+            match talk {
+                Talk::Go { .. } if own.phase == Phase::Coming => inner.come_up(rail, now, after),
+                // It says no more than there is room for.
+                talk => _ = ear.try_send(talk),
+            }
+        });
+    }
+
+    fn offered(self: &Arc<Self>, rail: usize, attempt: u32, qps: Vec<QpAddress>) {
+        let refusal = {
+            let inner = lock(&self.inner);
+            let own = &inner.rails[rail];
+            match own.phase {
+                _ if inner.client => Some("the side that has connected the channel asks"),
+                _ if own.lost => Some("its device or its completion queue is lost"),
+                Phase::Down if inner.state == State::Open => None,
+                _ => Some("the rail has not come to rest here"),
+            }
+        };
+        if let Some(reason) = refusal {
+            // Where it cannot be said, the peer hears of it by its own patience.
+            let _ = self.say(rail, &Talk::Refuse { attempt, reason: reason.to_owned() });
+            return;
+        }
+        let driver = self.clone();
+        self.runtime.spawn(async move {
+            if let Err(End::Failed(reason)) = driver.answer(rail, attempt, qps).await {
+                driver.locked(|inner, _| inner.note(rail, &reason));
+                let _ = driver.say(rail, &Talk::Refuse { attempt, reason });
+            }
+        });
+    }
+}
+
+impl Attempt {
+    /// The peer's next word.
+    async fn hear(&mut self) -> Result<Talk, End> {
+        match self.deadline.within(self.ear.recv()).await {
+            Some(Some(talk)) => Ok(talk),
+            // Overtaken by another attempt, by the rail itself, or by the end of the channel.
+            Some(None) => Err(End::Failed(OVERTAKEN.to_owned())),
+            None => Err(End::Failed(NO_ANSWER.to_owned())),
+        }
+    }
+
+    /// The peer's queue pairs: one for each of ours.
+    fn check(&mut self, qps: &[QpAddress]) -> Result<(), End> {
+        let (ours, theirs) = (self.pairs.queues.len(), qps.len());
+        if ours != theirs {
+            let rail = self.rail;
+            return Err(End::Failed(format!(
+                "rail {rail} has {ours} queue pairs, the peer speaks of {theirs}"
+            )));
+        }
+        self.pairs.trim(ours, qps);
+        Ok(())
+    }
+}
+
+/// Connects out of band. A device may look up the peer's address: off the runtime's workers (R9).
+async fn connect(
+    driver: &KvDriver,
+    pairs: QueuePairs,
+    link: crate::kv::rail::Link,
+    qps: Vec<QpAddress>,
+) -> Result<QueuePairs, ConnectError> {
+    off_workers(&driver.runtime, move || {
+        link.connect(&pairs.queues, &qps)?;
+        Ok(pairs)
+    })
+    .await
+}
+
+impl Inner {
+    /// Tells the peer's driver something about a rail that is down on both sides.
+    fn say(&mut self, rail: usize, talk: &Talk) -> Result<(), End> {
+        let Some(conn) = &mut self.conn else { return Err(End::Over) };
+        for piece in talk.pieces(conn.talk_limit()) {
+            conn.rail_talk(rail, piece).map_err(|refused| End::Failed(refused.to_string()))?;
+        }
+        Ok(())
+    }
+
+    /// Both sides have connected a rail, and know it.
+    pub(super) fn come_up(&mut self, rail: usize, now: Instant, after: &mut After) {
+        let up = self.conn.as_mut().is_some_and(|conn| conn.rail_up(rail, now));
+        if !up {
+            return self.retreat(rail, OVERTAKEN, now, after);
+        }
+        let own = &mut self.rails[rail];
+        own.phase = Phase::Up;
+        own.fenced = false;
+        (own.down, own.words, own.attempt) = (None, None, None);
+        own.returns += 1;
+        tracing::info!(rail, device = own.pd.device().name(), "a rail has come back");
+        // It may have failed at the peer by now: the protocol says so, after it was up.
+        self.events(now, after);
+        after.nudge = true;
+    }
+}
