@@ -30,6 +30,9 @@ const ORDERED: u32 = 1;
 const IMMEDIATE: u32 = 1 << 1;
 const NOTIFY_IMM: u32 = 1 << 2;
 const NOTIFY_SEND: u32 = 1 << 3;
+const READABLE: u32 = 1 << 4;
+/// Says no, so that regions are writable where nothing is said of it.
+const NOT_WRITABLE: u32 = 1 << 5;
 
 impl Hello {
     /// Appends the fields.
@@ -52,7 +55,9 @@ impl Hello {
             let flags = bit(self.caps.ordered, ORDERED)
                 | bit(self.caps.immediate, IMMEDIATE)
                 | bit(self.notify.imm, NOTIFY_IMM)
-                | bit(self.notify.send, NOTIFY_SEND);
+                | bit(self.notify.send, NOTIFY_SEND)
+                | bit(self.readable, READABLE)
+                | bit(!self.writable, NOT_WRITABLE);
             w.u32(flags).u64(self.caps.max_msg);
         });
         w.field(tag::CREDITS, |w| {
@@ -146,6 +151,8 @@ impl Hello {
             notify: NotifyModes { imm: on(NOTIFY_IMM), send: on(NOTIFY_SEND) },
             layout,
             regions,
+            writable: !on(NOT_WRITABLE),
+            readable: on(READABLE),
             dead,
             auth: auth.unwrap_or_default(),
         };
@@ -211,6 +218,8 @@ mod tests {
             cm_port: 0,
             layout: None,
             regions: vec![],
+            writable: false,
+            readable: false,
             dead: vec![],
             auth: vec![],
             name: String::new(),

@@ -97,6 +97,9 @@ pub(crate) struct Hello {
     pub(crate) notify: NotifyModes,
     pub(crate) layout: Option<HelloLayout>,
     pub(crate) regions: Vec<HelloRegion>,
+    /// The regions can be written to, and read.
+    pub(crate) writable: bool,
+    pub(crate) readable: bool,
     /// Connections to this peer which the sender knows to be dead: the new one replaces them.
     pub(crate) dead: Vec<u64>,
     /// Room for authentication: opaque to this layer.
@@ -216,6 +219,8 @@ pub(super) mod tests {
                 HelloRegion { addr: 0x7f00_0000_0000, len: 1 << 30, rkey: 9 },
                 HelloRegion { addr: u64::MAX - 5, len: 5, rkey: u32::MAX },
             ],
+            writable: true,
+            readable: true,
             dead: vec![1, 2, 3],
             auth: b"token".to_vec(),
         }

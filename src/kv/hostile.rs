@@ -52,6 +52,8 @@ pub(super) fn hello(epoch: u64) -> Hello {
             dtype: String::new(),
         }),
         regions: vec![HelloRegion { addr: 4096, len: 1024, rkey: 1 }],
+        writable: true,
+        readable: false,
         dead: Vec::new(),
         auth: Vec::new(),
     }

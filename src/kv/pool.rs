@@ -23,11 +23,35 @@ use crate::provider::AccessFlags;
 /// What the peers of a pool's owner may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PoolAccess {
-    /// Source of writes only: no peer is given any access.
+    /// Source of writes only: no peer is given any access. Blocks can be granted to read all the same, and are then read by
+    /// [`ReadStrategy::RemoteWrite`](super::ReadStrategy::RemoteWrite).
     Source,
-    /// Blocks of this pool can be granted: the region is registered with REMOTE_WRITE.
+    /// Blocks of this pool can be granted to be written to: the region is registered with REMOTE_WRITE.
     #[default]
     Target,
+    /// Blocks can be read by READs, under grants to read: the region is registered with REMOTE_READ. Nothing is written to it.
+    Readable,
+    /// Both of [`Target`](Self::Target) and [`Readable`](Self::Readable).
+    Both,
+}
+
+impl PoolAccess {
+    /// Whether peers can be granted blocks to write to.
+    pub fn peers_write(self) -> bool {
+        matches!(self, Self::Target | Self::Both)
+    }
+
+    /// Whether peers can read by READs.
+    pub fn peers_read(self) -> bool {
+        matches!(self, Self::Readable | Self::Both)
+    }
+
+    fn flags(self) -> AccessFlags {
+        let none = AccessFlags(0);
+        let write = if self.peers_write() { AccessFlags::REMOTE_WRITE } else { none };
+        let read = if self.peers_read() { AccessFlags::REMOTE_READ } else { none };
+        AccessFlags::LOCAL_WRITE.union(write).union(read)
+    }
 }
 
 /// Why blocks could not be taken from a pool, or addressed.
@@ -132,11 +156,7 @@ impl KvPool {
         if memory.len() < need {
             return Err(MemoryError::OutOfRange { offset: 0, len: need, size: memory.len() });
         }
-        let remote = match access {
-            PoolAccess::Source => AccessFlags::LOCAL_WRITE,
-            PoolAccess::Target => AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE),
-        };
-        let regions = pd.register_pieces(memory, remote).await?;
+        let regions = pd.register_pieces(memory, access.flags()).await?;
         let parts = regions.iter().map(|r| Part { addr: r.addr(), len: r.len(), key: r.lkey() }).collect();
         let seams = Seams::new(parts).expect("a mapping has bytes and does not wrap around").into();
         let blocks = layout.blocks();

@@ -9,6 +9,7 @@ use super::endpoint::Shared;
 use super::layout::{Dtype, Layout};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
+use super::read_choice::Facts;
 use super::targets::PeerPool;
 use crate::connect::{
     Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Lines, NotifyModes, Reject,
@@ -132,6 +133,8 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
             dtype: layout.dtype().to_string(),
         }),
         regions: shared.pool.remote_regions(),
+        writable: shared.pool.access().peers_write(),
+        readable: shared.pool.access().peers_read(),
         dead,
         auth: Vec::new(),
     }
@@ -200,7 +203,9 @@ pub(super) fn peer_pool(peer: &Hello) -> Result<PeerPool, Reject> {
             seams.total()
         )));
     }
-    Ok(PeerPool { layout, seams })
+    let readable = peer.readable && seams.total() > 0;
+    let writable = peer.writable && seams.total() > 0;
+    Ok(PeerPool { layout, seams, readable, writable })
 }
 
 /// What the protocol is told, checked: the peer's numbers are its own.
@@ -223,6 +228,7 @@ pub(super) fn protocol(
         tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
         rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
         max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+        max_reads: u32::from(agreed.rd_atomic.min(shared.device.capabilities().max_rd_atomic)),
     };
     let proto = proto::Config {
         rails: vec![rail],
@@ -251,6 +257,9 @@ pub(super) fn driver(
     on_end: OnEnd,
 ) -> (Arc<KvDriver>, provider::Channel) {
     let Built { queues, lines, cq, channel, config } = built;
+    let reads = proto.rails.iter().map(|rail| rail.max_reads).max().unwrap_or(0);
+    let qps = proto.rails.iter().map(|rail| rail.qps).max().unwrap_or(1);
+    let peer_readable = peer_pool.readable;
     let doubts = ledger.in_doubt().map(TransferId).collect();
     // `protocol` has checked the configuration, and a ledger is kept by the two epochs.
     let conn = Connection::new(proto, ledger, Instant::now()).expect("a checked configuration");
@@ -265,6 +274,13 @@ pub(super) fn driver(
         spin: config.spin,
         deadline: config.deadline,
         connection_id: peer.connection_id,
+        reading: Facts {
+            device: shared.device.name().to_owned(),
+            reads,
+            qps,
+            readable: peer_readable,
+            writable: shared.pool.access().peers_write(),
+        },
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
         on_end,
@@ -279,16 +295,13 @@ pub(super) fn new_id() -> Result<u64, ConnectError> {
 impl super::pool::KvPool {
     /// What peers are told of the pool's memory: nothing, when it is a source only.
     fn remote_regions(&self) -> Vec<HelloRegion> {
-        match self.access() {
-            super::pool::PoolAccess::Source => Vec::new(),
-            super::pool::PoolAccess::Target => self
-                .regions()
-                .iter()
-                .map(|region| {
-                    let r = region.remote();
-                    HelloRegion { addr: r.addr, len: r.len, rkey: r.rkey }
-                })
-                .collect(),
+        if self.access() == super::pool::PoolAccess::Source {
+            return Vec::new();
         }
+        let said = self.regions().iter().map(|region| {
+            let r = region.remote();
+            HelloRegion { addr: r.addr, len: r.len, rkey: r.rkey }
+        });
+        said.collect()
     }
 }

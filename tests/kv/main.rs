@@ -14,4 +14,5 @@ mod landing;
 mod manager;
 #[path = "../on/mod.rs"]
 mod on;
+mod read;
 mod transports;

@@ -9,6 +9,7 @@ mod calls;
 mod closed;
 mod events;
 mod progress;
+mod reads;
 mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -32,6 +33,7 @@ use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
 use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, TransferId};
 use crate::kv::queues::Queue;
+use crate::kv::read_choice::Facts;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
 use crate::kv::waiting::Waiting;
@@ -40,6 +42,8 @@ use crate::provider::{self, Cq, Cqe};
 use crate::reactor::{Drive, DriverHandle, Step};
 
 pub use closed::{ChannelClosed, MessageError};
+
+use reads::{Asked, Reads};
 
 /// Completions that one poll takes.
 const BATCH: usize = 64;
@@ -57,6 +61,8 @@ pub(crate) struct KvDriver {
     pool: KvPool,
     peer: PeerPool,
     connection_id: u64,
+    /// What decides how reads are done.
+    reading: Facts,
     local_epoch: u64,
     peer_epoch: u64,
     runtime: Handle,
@@ -85,6 +91,7 @@ struct Inner {
     writes: HashMap<TransferId, WriteEntry>,
     /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
     grants: BTreeMap<u64, Granted>,
+    reads: Reads,
     arrivals: VecDeque<Result<Arrival, ArrivalError>>,
     messages: VecDeque<Vec<u8>>,
     /// Transfers of earlier connections that were in doubt, and what became of them.
@@ -151,6 +158,8 @@ struct After {
     replaced: Vec<Waker>,
     blocks: Vec<Blocks>,
     sources: Vec<Arc<Blocks>>,
+    /// What the peer has asked to be written to it.
+    asked: Vec<Asked>,
     ledger: Option<Ledger>,
     /// Queue pairs whose destruction blocks.
     destroy: Vec<provider::Qp>,
@@ -177,6 +186,7 @@ pub(crate) struct Parts {
     pub(crate) spin: Duration,
     pub(crate) deadline: Duration,
     pub(crate) connection_id: u64,
+    pub(crate) reading: Facts,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
     pub(crate) on_end: OnEnd,
@@ -196,6 +206,7 @@ impl KvDriver {
                 cqes: Box::new([Cqe::default(); BATCH]),
                 writes: HashMap::new(),
                 grants: BTreeMap::new(),
+                reads: Reads::default(),
                 arrivals: VecDeque::new(),
                 messages: VecDeque::new(),
                 doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
@@ -213,6 +224,7 @@ impl KvDriver {
             pool: parts.pool,
             peer: parts.peer,
             connection_id: parts.connection_id,
+            reading: parts.reading,
             local_epoch: parts.local_epoch,
             peer_epoch: parts.peer_epoch,
             runtime,
@@ -284,7 +296,7 @@ impl KvDriver {
             out
         };
         let returns = after.returns();
-        let After { mut wakers, replaced, blocks, sources, ledger, destroy, lines, nudge } = after;
+        let After { mut wakers, replaced, blocks, sources, asked, ledger, destroy, lines, nudge } = after;
         if nudge {
             self.nudge();
         }
@@ -314,6 +326,7 @@ impl KvDriver {
         }
         wakers.into_iter().for_each(Waker::wake);
         drop(replaced);
+        self.serve(asked);
         out
     }
 
@@ -406,12 +419,13 @@ impl KvDriver {
     pub(crate) fn carried(&self) -> Carried {
         let inner = lock(&self.inner);
         let mut carried = Carried {
-            landed: inner.stats.landed_bytes,
-            arrived: inner.stats.arrived_bytes,
+            // What the peer has read has left here, and what we have read has come, by whichever way.
+            landed: inner.stats.landed_bytes + inner.stats.served_bytes,
+            arrived: inner.stats.arrived_bytes + inner.stats.read_bytes,
             ..Carried::default()
         };
         for report in inner.queues.iter().map(Queue::report) {
-            carried.messages_sent += report.writes + report.controls;
+            carried.messages_sent += report.writes + report.reads + report.controls;
             carried.messages_received += report.received;
         }
         carried

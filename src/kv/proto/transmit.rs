@@ -50,7 +50,10 @@ fn pick(links: &[Link], rail: &Rail, sink: &impl Sink, notify: bool, prefer: u64
 impl Connection {
     pub(super) fn transmit(&mut self, sink: &mut impl Sink) -> Transmitted {
         let mut budget = BUDGET;
+        self.settle_reads();
         self.transmit_control(sink, &mut budget);
+        // Before data, which fills the send queues: READs are few at a time.
+        self.transmit_reads(sink, &mut budget);
         self.transmit_data(sink, &mut budget);
         self.transmit_control(sink, &mut budget);
         if self.ready_to_close() {
@@ -266,7 +269,8 @@ impl Connection {
         if !self.out.urgent.is_empty() || self.incoming.must_report() {
             return Some(Urgency::Urgent);
         }
-        (!self.sender.headers.is_empty() || self.outgoing.has_fragment()).then_some(Urgency::Bulk)
+        let bulk = !self.sender.headers.is_empty() || self.reader.has_ask() || self.outgoing.has_fragment();
+        bulk.then_some(Urgency::Bulk)
     }
 
     /// Fills the rest of a message with records that may travel on any queue pair.
@@ -283,6 +287,7 @@ impl Connection {
             }
             self.sender.headers.pop_front();
         }
+        while self.reader.next_ask(self.builder.room(), |record| self.builder.push(record)) {}
         while self.outgoing.next_fragment(self.builder.room(), |record| self.builder.push(record)) {}
     }
 
@@ -303,7 +308,11 @@ impl Connection {
             Queued::Answer { transfer, landed } => Record::Answer { transfer, landed },
             Queued::Revoke { grant } => Record::Revoke { grant },
             Queued::Revoked { grant } => Record::Revoked { grant },
-            Queued::Close => Record::Close { messages: self.outgoing.sent() },
+            Queued::ReadDone { grant, bytes, reason } => Record::ReadDone { grant, bytes, reason },
+            Queued::ReadRefused { target, why } => Record::ReadRefused { target, why },
+            Queued::Close => {
+                Record::Close { messages: self.outgoing.sent(), reads: self.reader.ends_said }
+            }
         })
     }
 
