@@ -453,7 +453,7 @@ async fn k9_what_the_pools_allow_decides(on: On) {
         (Both, Readable, true, true),
         (Source, Target, false, false),
     ] {
-        let all = reading_with(on, layout(1, 8, 4096), config(), [reader, owner]).await;
+        let all = reading_with(on, layout(1, 16, 4096), config(), [reader, owner]).await;
         for (seed, way) in (1..).zip([ReadStrategy::Auto, BY_READS, ReadStrategy::RemoteWrite]) {
             let grant = all.owner.grant_read(filled(&all.owner, 4, seed)).unwrap();
             let target = all.reader.pool().try_alloc(4).unwrap();

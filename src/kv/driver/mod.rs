@@ -170,7 +170,8 @@ struct After {
 impl After {
     /// Whether there is something that a user who hears of the end expects to be back in its place.
     fn returns(&self) -> bool {
-        !self.blocks.is_empty() || !self.sources.is_empty() || self.ledger.is_some()
+        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty())
+            || self.ledger.is_some()
     }
 }
 
@@ -321,12 +322,15 @@ impl KvDriver {
             }
         }
         drop((blocks, sources));
+        if !asked.is_empty() {
+            wakers.drain(..).for_each(Waker::wake);
+            self.serve(asked);
+        }
         if returns {
             lock(&self.inner).returned(&mut wakers);
         }
         wakers.into_iter().for_each(Waker::wake);
         drop(replaced);
-        self.serve(asked);
         out
     }
 

@@ -31,6 +31,9 @@ pub(super) struct Reads {
 struct Lent {
     blocks: Arc<Blocks>,
     end: Option<AbortReason>,
+    /// A plan is being made from them: they are not given back before it is.
+    planning: bool,
+    freed: bool,
 }
 
 /// One read of ours.
@@ -192,7 +195,7 @@ impl KvDriver {
                 (Some(conn), None) => {
                     let id = conn.issue_read_grant();
                     let grant = self.grant_of(id, &blocks).of_kind(GrantKind::Read);
-                    inner.reads.lent.insert(id, Lent { blocks, end: None });
+                    inner.reads.lent.insert(id, Lent { blocks, end: None, planning: false, freed: false });
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
@@ -224,8 +227,11 @@ impl KvDriver {
             let (owner, bound) = (self.peer_epoch, self.local_epoch);
             let binding = Binding { owner, bound, connection: self.connection_id };
             let planned = read_plan::serve(&request, binding, target, &source, &self.pool, &self.peer);
+            // Whoever gets the blocks back finds nobody else at them.
+            drop(source);
             self.locked(|inner, after| {
                 let now = Instant::now();
+                inner.planned(grant, after);
                 let Some(conn) = &mut inner.conn else { return };
                 conn.serve(grant, planned.map(|(plan, time)| (plan, later(now, time))), now);
                 if inner.turn(now, after) {
@@ -374,7 +380,8 @@ impl Inner {
 
     /// The peer asks to be written to.
     pub(super) fn read_asked(&mut self, grant: u64, target: u64, request: Vec<u8>, after: &mut After) {
-        if let Some(lent) = self.reads.lent.get(&grant) {
+        if let Some(lent) = self.reads.lent.get_mut(&grant) {
+            lent.planning = true;
             after.asked.push(Asked { grant, target, source: lent.blocks.clone(), request });
         }
     }
@@ -393,8 +400,23 @@ impl Inner {
     }
 
     pub(super) fn loan_freed(&mut self, grant: u64, after: &mut After) {
-        let reason = self.reads.lent.get(&grant).and_then(|lent| lent.end);
-        self.end_loan(grant, 0, Err(reason.unwrap_or(AbortReason::ConnectionLost)), after);
+        let Some(lent) = self.reads.lent.get_mut(&grant) else { return };
+        if lent.planning {
+            lent.freed = true;
+            return;
+        }
+        let reason = lent.end.unwrap_or(AbortReason::ConnectionLost);
+        self.end_loan(grant, 0, Err(reason), after);
+    }
+
+    /// The plan from a loan's blocks is made.
+    fn planned(&mut self, grant: u64, after: &mut After) {
+        if let Some(lent) = self.reads.lent.get_mut(&grant) {
+            lent.planning = false;
+            if lent.freed {
+                self.loan_freed(grant, after);
+            }
+        }
     }
 
     fn end_loan(
