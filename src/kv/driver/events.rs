@@ -16,7 +16,7 @@ impl Inner {
                         entry.local.get_or_insert(now);
                     }
                 }
-                Event::Done { id, outcome, wrs } => {
+                Event::Done { id, outcome, wrs, .. } => {
                     self.stats.done(outcome);
                     if let Some(entry) = self.writes.get_mut(&id) {
                         entry.outcome = Some(outcome);
@@ -68,6 +68,8 @@ impl Inner {
                     self.messages.push_back(bytes);
                     self.wake(Wait::Message, after);
                 }
+                // Of several rails.
+                Event::RailDown { .. } | Event::RailUp { .. } | Event::RailTalk { .. } => {}
                 Event::PeerClosed => self.closing = true,
                 Event::Lost(cause) => self.fail(cause, "", now, after),
                 Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),

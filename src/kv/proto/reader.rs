@@ -277,7 +277,6 @@ impl Reader {
 
     /// The queue pairs of `mask` are destroyed at both ends: what was read there in vain is read again on others. Nothing that
     /// is on its way to them reaches our memory any more.
-    #[cfg_attr(not(test), expect(dead_code, reason = "called once rails fail alone"))]
     pub(super) fn on_rail_fenced(&mut self, mask: u64) {
         for id in self.ids() {
             let Some(By::Rdma { failed, again, .. }) = self.get_mut(id).map(|r| &mut r.by) else { continue };
@@ -293,6 +292,11 @@ impl Reader {
                 self.active.push_back(id);
             }
         }
+    }
+
+    /// Bytes of a READ in flight.
+    pub(super) fn len_of(&self, number: usize) -> u32 {
+        self.flights.get(number).copied().flatten().map_or(0, |flight| flight.len)
     }
 
     fn land(&mut self, number: usize) -> Option<InFlight> {

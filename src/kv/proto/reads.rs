@@ -123,14 +123,14 @@ impl Connection {
     }
 
     /// Posts READs, those of one read after the other, as many as each queue pair may have in flight.
-    pub(super) fn transmit_reads(&mut self, sink: &mut impl Sink, budget: &mut usize) {
+    pub(super) fn transmit_reads(&mut self, now: Instant, sink: &mut impl Sink, budget: &mut usize) {
         let mut blocked = 0;
         while *budget > 0 && blocked < self.reader.active.len() {
             let Some(id) = self.reader.active.pop_front() else { break };
             let mut posted = 0;
             let finished = loop {
                 let Some((depth, qps)) = self.reader.wants(id) else { break true };
-                if posted == QUANTUM || *budget == 0 || !self.post_read(id, depth, qps, sink) {
+                if posted == QUANTUM || *budget == 0 || !self.post_read(id, (depth, qps), now, sink) {
                     break false;
                 }
                 posted += 1;
@@ -146,22 +146,40 @@ impl Connection {
         }
     }
 
-    /// Posts one READ on the queue pair that has the fewest in flight. False when none can take it.
-    fn post_read(&mut self, id: u64, depth: u32, qps: usize, sink: &mut impl Sink) -> bool {
-        let in_flight = &self.reader.in_flight;
-        let fits = |&(rail, qp): &(usize, usize)| {
-            let limit = depth.min(self.cfg.rails[rail].max_reads);
-            self.links[qp].open && in_flight[qp] < limit && sink.room(qp) > SQ_RESERVE
+    /// Posts one READ, on the rail whose turn it is. False when no queue pair can take it.
+    fn post_read(&mut self, id: u64, most: (u32, usize), now: Instant, sink: &mut impl Sink) -> bool {
+        let found = match &self.cfg.rails[..] {
+            [rail] => self.reading_qp(0, most, sink).map(|qp| (0, qp, rail.max_write)),
+            _ => {
+                let mut tried = 0u64;
+                loop {
+                    let Some((rail, max)) = self.next_rail(tried) else { break None };
+                    tried |= 1 << rail;
+                    if let Some(qp) = self.reading_qp(rail, most, sink) {
+                        break Some((rail, qp, max));
+                    }
+                }
+            }
         };
-        let queue_pairs = self.rails.iter().enumerate();
-        let queue_pairs = queue_pairs.flat_map(|(n, rail)| rail.qps.clone().take(qps).map(move |qp| (n, qp)));
-        let Some((rail, qp)) = queue_pairs.filter(fits).min_by_key(|&(_, qp)| in_flight[qp]) else {
-            return false;
-        };
-        let Some(next) = self.reader.next(id, rail, self.cfg.rails[rail].max_write) else { return false };
+        let Some((rail, qp, max)) = found else { return false };
+        let Some(next) = self.reader.next(id, rail, max) else { return false };
         let number = self.reader.posted(id, &next, qp);
         self.outstanding += 1;
-        sink.read(qp, &next.piece, Token::read(number));
+        self.rails[rail].outstanding += 1;
+        if self.rails.len() > 1 {
+            self.rails[rail].pace.posted(next.piece.len.into(), now);
+        }
+        sink.read(qp, &next.piece, Token::read(qp, number));
         true
+    }
+
+    /// The queue pair of a rail with the fewest READs in flight, if it can take one more.
+    fn reading_qp(&self, rail: usize, (depth, qps): (u32, usize), sink: &impl Sink) -> Option<usize> {
+        let in_flight = &self.reader.in_flight;
+        let limit = depth.min(self.cfg.rails[rail].max_reads);
+        let fits = |&qp: &usize| {
+            self.links[qp].may_carry() && in_flight[qp] < limit && sink.room(qp) > SQ_RESERVE
+        };
+        self.rails[rail].qps.clone().take(qps).filter(fits).min_by_key(|&qp| in_flight[qp])
     }
 }

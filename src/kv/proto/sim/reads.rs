@@ -113,8 +113,10 @@ impl World {
             return;
         }
         blocks.truncate(count);
+        let rails = self.channels[ch].cfg.rails.len();
         let mut plan =
-            PlanBuilder::new((&ours.layout, &ours.seams()), (&theirs.layout, &theirs.seams())).expect("alike");
+            PlanBuilder::new((&ours.layout, &ours.seams(rails)), (&theirs.layout, &theirs.seams(rails)))
+                .expect("alike");
         for (to, from) in blocks.iter().zip(&lent) {
             plan.push(*to, *from, 1).expect("in range");
         }
@@ -302,8 +304,9 @@ impl World {
         let (count, rest) = request.split_first().expect("never empty");
         let blocks: Vec<u32> = rest[..usize::from(*count)].iter().map(|&b| b.into()).collect();
         let [from, to] = [&self.ends[me.0].sources, &self.ends[peer.0].targets];
+        let rails = self.channels[ch].cfg.rails.len();
         let mut plan =
-            PlanBuilder::new((&from.layout, &from.seams()), (&to.layout, &to.seams())).expect("alike");
+            PlanBuilder::new((&from.layout, &from.seams(rails)), (&to.layout, &to.seams(rails))).expect("alike");
         for (s, t) in loan.blocks.iter().zip(&blocks) {
             plan.push(*s, *t, 1).expect("in range");
         }
@@ -325,7 +328,7 @@ impl World {
     pub(super) fn source_holder(&self, wr: &Wr) -> Owner {
         let channel = &self.channels[wr.ch];
         let peer = channel.ends[1 - wr.from];
-        let number = wr.token.0 >> 1;
+        let number = wr.transfer();
         match self.model.serves.get(&(channel.lives[wr.from], peer, number)) {
             Some((loan, ..)) => (peer, OF_READ | loan.2),
             None => (peer, number),
@@ -336,8 +339,9 @@ impl World {
     pub(super) fn execute_read(&mut self, mut wr: Wr) {
         let Op::Read(piece) = wr.op else { return };
         let (me, owner) = (self.channels[wr.ch].ends[wr.from], self.channels[wr.ch].ends[1 - wr.from]);
+        let rail = self.channels[wr.ch].rail_of(wr.qp);
         let sources = &self.ends[owner].sources;
-        let offset = sources.offset(piece.dst_addr, piece.len, piece.rkey);
+        let offset = sources.offset(piece.dst_addr, piece.len, piece.rkey, rail);
         for block in sources.blocks_at(offset, piece.len as usize) {
             let lent = sources.owner[block as usize].filter(|o| o.0 == me && o.1 & OF_READ != 0);
             assert!(lent.is_some(), "r1, k4: a READ of block {block}, which is not lent");
@@ -353,13 +357,15 @@ impl World {
         if wr.incarnation != channel.incarnation || channel.sides[wr.from].fenced {
             return;
         }
-        if channel.sides[wr.from].queues[wr.qp].dead {
+        let queue = &channel.sides[wr.from].queues[wr.qp];
+        if queue.dead || queue.gone || queue.generation != wr.generation {
             return self.fail(&wr);
         }
+        let rail = channel.rail_of(wr.qp);
         let (Op::Read(piece), Some(data)) = (&wr.op, &wr.data) else { return };
         let (me, peer) = (channel.ends[wr.from], channel.ends[1 - wr.from]);
         let targets = &mut self.ends[me].targets;
-        let offset = targets.offset(piece.src_addr, piece.len, piece.lkey);
+        let offset = targets.offset(piece.src_addr, piece.len, piece.lkey, rail);
         for block in targets.blocks_at(offset, piece.len as usize) {
             let held = targets.owner[block as usize].filter(|o| o.0 == peer && o.1 & OF_READ != 0);
             assert!(held.is_some(), "r1, k4: a late READ hits block {block}");

@@ -9,7 +9,7 @@ fn lend(p: &mut Pair) -> GrantRef {
 }
 
 fn by_reads(bytes: u64, depth: u32, qps: usize) -> ReadBy {
-    ReadBy::Rdma { plan: plan(bytes), depth, qps }
+    ReadBy::Rdma { plan: plan(1, bytes), depth, qps }
 }
 
 fn by_write(bytes: u64) -> ReadBy {
@@ -29,7 +29,7 @@ fn serve(p: &mut Pair, answer: impl Fn() -> Result<u64, ReadRefusal>) -> Vec<Eve
             Event::ReadAsked { grant, request, .. } => {
                 assert_eq!(request, vec![7; 3000]);
                 let deadline = now + Duration::from_secs(1);
-                p.conns[1].serve(grant, answer().map(|bytes| (plan(bytes), deadline)), now);
+                p.conns[1].serve(grant, answer().map(|bytes| (plan(1, bytes), deadline)), now);
             }
             other => others.push(other),
         }
@@ -258,25 +258,60 @@ fn r1_after_a_loss_blocks_come_back_when_their_reads_have_been_flushed() {
 
 #[test]
 fn k10_reads_that_failed_with_their_rail_are_read_again_once_it_is_fenced() {
-    let mut p = Pair::new(config());
+    let one = RailConfig { qps: 1, max_write: 1024, ..rail() };
+    let mut p = Pair::new(Config { rails: vec![one; 2], ..config() });
     let grant = lend(&mut p);
-    let id = read(&mut p, grant, by_reads(16_384, 4, 2)).expect("taken");
+    let plan = plan(2, 16_384);
+    let id = read(&mut p, grant, ReadBy::Rdma { plan, depth: 4, qps: 1 }).expect("taken");
     let posted = p.transmit(0);
-    let (now, conn) = (p.now, &mut p.conns[0]);
-    // As `handle_sent` does while the rail is going down.
-    for wr in posted.iter().filter(|wr| wr.qp() == 1) {
-        conn.outstanding -= 1;
-        conn.reader.on_sent(wr.token().read_number().expect("a READ"), false, now, &mut conn.out);
+    let of = |posted: &[Posted], qp| -> Vec<Posted> {
+        posted.iter().filter(|wr| wr.qp() == qp && wr.is_read()).cloned().collect()
+    };
+    assert!(!of(&posted, 0).is_empty() && !of(&posted, 1).is_empty(), "both rails read");
+    for wr in of(&posted, 1) {
+        p.conns[0].handle_sent(wr.token(), false, p.now);
     }
-    for wr in posted.iter().filter(|wr| wr.qp() == 0) {
-        p.complete(0, wr);
+    for wr in of(&posted, 0) {
+        p.complete(0, &wr);
     }
-    assert!(p.events(0).is_empty() && p.transmit(0).is_empty(), "read again before the fence, or done");
-    p.conns[0].reader.on_rail_fenced(1 << 1);
-    let again = p.transmit(0);
-    assert_eq!(again.len(), posted.iter().filter(|wr| wr.qp() == 1).count());
-    again.iter().for_each(|wr| p.complete(0, wr));
-    assert!(p.events(0).contains(&Event::ReadReleased { id }));
+    // Each side hears of it, destroys its queue pairs, and says so.
+    let mut again = Vec::new();
+    for step in 0..6 {
+        for ep in 0..2 {
+            for event in p.events(ep) {
+                match event {
+                    Event::RailDown { rail, .. } => p.conns[ep].rail_fenced(rail, p.now),
+                    Event::Lost(cause) => panic!("k10: {cause}"),
+                    Event::ReadDone { .. } => panic!("k1: done before all was read, in step {step}"),
+                    _ => {}
+                }
+            }
+            for wr in p.transmit(ep) {
+                assert_eq!(wr.qp(), 0, "the other rail is down");
+                match wr.is_read() {
+                    true => again.push(wr),
+                    false => p.pass(ep, &wr),
+                }
+            }
+        }
+        if p.conns[1].rail_state(1) != RailState::Down {
+            assert!(again.is_empty(), "read again before both fences");
+        }
+    }
+    assert!(!again.is_empty(), "what was lost is not read again");
+    while !again.is_empty() {
+        again.drain(..).for_each(|wr| p.complete(0, &wr));
+        for wr in p.transmit(0) {
+            match wr.is_read() {
+                true => again.push(wr),
+                false => p.pass(0, &wr),
+            }
+        }
+    }
+    let ends = p.events(0);
+    assert!(read_done(&ends) == [Ok(())] && ends.contains(&Event::ReadReleased { id }), "{ends:?}");
+    p.settle();
+    assert_eq!(p.events(1).last(), Some(&Event::Served { grant: grant.id, bytes: 16_384, by_write: false }));
 }
 
 #[test]
@@ -324,6 +359,7 @@ fn b1_a_peer_that_breaks_the_rules_of_reads_is_found_out() {
             data_returned: 0,
             control_returned: 0,
             messages: 0,
+            number: None,
         });
         say(&mut b, write, lent);
         let got = p.conns[1].handle_recv(0, Received::Bytes(b.bytes()), p.now);
