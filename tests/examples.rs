@@ -181,6 +181,28 @@ fn k1_every_profile_and_page_size_is_verified() {
     });
 }
 
+/// The decode side pulls, in the way that was asked for, and says which it was.
+#[test]
+fn k1_what_the_decode_side_reads_is_verified_whichever_way() {
+    block_on(async {
+        for (profile, transport) in PROFILES.into_iter().flat_map(|p| TRANSPORTS.map(|t| (p, t))) {
+            for (way, method) in [("", ""), (" rdma", "rdma-read"), ("=remote-write", "remote-write")] {
+                let seen = report(kv_stream(&format!(
+                    "--transport {transport} --profile {profile} --requests 2 --tokens 256 --layers 3 --run 4 --read{way}"
+                )))
+                .await;
+                assert_eq!(seen["verified"], true, "{seen}");
+                assert_eq!(seen["landed_bytes"], 2 * 3 * 256 * 1152, "{seen}");
+                assert!(seen["read"]["method"].as_str().unwrap().starts_with(method), "{seen}");
+                assert!(!seen["read"]["why"].as_str().unwrap().is_empty(), "{seen}");
+                // The prefill side writes when it was asked to, and then only.
+                let by_write = seen["read"]["method"] == "remote-write";
+                assert_eq!(bytes_written(&seen), if by_write { 2 * 3 * 256 * 1152 } else { 0 }, "{seen}");
+            }
+        }
+    });
+}
+
 /// What one host's processes are asked to do in earnest: three requests of 221,184 blocks, in shared memory, every profile.
 #[test]
 fn k1_three_whole_requests_in_shared_memory_under_every_profile() {

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::common::device::{DeviceArgs, device_usage, number};
 
 pub(crate) const USAGE: &str = concat!(
@@ -33,7 +35,9 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
   --seed N               seed of data and placement                      [random]
   --file PATH            stream this file instead, and compare SHA-256 at the far end
                          (with --listen: where to store it; /dev/null discards)
-  --deadline SECONDS     deadline of a write                             [60]
+  --read [WAY]           the decode side pulls instead: it reads what the prefill side grants it. WAY is auto, rdma,
+                         remote-write or measured                        [auto]
+  --deadline SECONDS     deadline of a write or read                     [60]
   --json                 one JSON object on standard output
   --quiet                no progress bar
 "
@@ -46,6 +50,28 @@ pub(crate) enum Side {
     Alone,
     Listen(SocketAddr),
     Connect(SocketAddr),
+}
+
+/// How the decode side is to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Pull {
+    Auto,
+    Rdma,
+    RemoteWrite,
+    Measured,
+}
+
+impl Pull {
+    fn from_word(word: &str) -> Option<Self> {
+        match word {
+            "auto" => Some(Self::Auto),
+            "rdma" => Some(Self::Rdma),
+            "remote-write" => Some(Self::RemoteWrite),
+            "measured" => Some(Self::Measured),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -65,6 +91,8 @@ pub(crate) struct Args {
     pub(crate) run: u32,
     pub(crate) seed: Option<u64>,
     pub(crate) file: Option<PathBuf>,
+    /// The decode side reads, in this way.
+    pub(crate) read: Option<Pull>,
     pub(crate) deadline: Duration,
     pub(crate) json: bool,
     pub(crate) quiet: bool,
@@ -89,6 +117,7 @@ impl Default for Args {
             run: 16,
             seed: None,
             file: None,
+            read: None,
             deadline: Duration::from_secs(60),
             json: false,
             quiet: false,
@@ -100,14 +129,25 @@ impl Default for Args {
 /// `Ok(None)` when help was asked for.
 pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args>, String> {
     let mut a = Args::default();
-    let mut words = words.map(|word| {
+    let words = words.map(|word| {
         word.into_string().map_err(|word| format!("argument {word:?} is not UTF-8; rename the file"))
     });
+    let mut words = words.peekable();
     while let Some(word) = words.next().transpose()? {
         let (flag, inline) = match word.split_once('=') {
             Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
             None => (word, None),
         };
+        if flag == "--read" {
+            let word = match &inline {
+                Some(word) => word.clone(),
+                // The word is optional, and others may follow.
+                None => words.next_if(|next| is_pull(next)).transpose()?.unwrap_or("auto".to_owned()),
+            };
+            let way = Pull::from_word(&word);
+            a.read = Some(way.ok_or(format!("--read {word}: one of auto, rdma, remote-write, measured"))?);
+            continue;
+        }
         let mut value = || match &inline {
             Some(value) => Ok(value.clone()),
             None => words.next().transpose()?.ok_or_else(|| format!("{flag} needs a value; see --help")),
@@ -147,6 +187,9 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         }
     }
     a.device.check()?;
+    if a.read.is_some() && a.file.is_some() {
+        return Err("--read and --file: a file is pushed; leave one of them out".to_owned());
+    }
     if a.tokens % a.page != 0 {
         return Err(format!(
             "--tokens {} is not a multiple of --page {}; choose a page that divides it",
@@ -154,6 +197,10 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         ));
     }
     Ok(Some(a))
+}
+
+fn is_pull(word: &Result<String, String>) -> bool {
+    word.as_ref().is_ok_and(|word| Pull::from_word(word).is_some())
 }
 
 fn address(flag: &str, text: &str) -> Result<SocketAddr, String> {

@@ -1,9 +1,13 @@
-//! The decode side: grants blocks for each request, receives the arrival and verifies every block.
+//! The decode side: grants blocks for each request, receives the arrival and verifies every block; or reads the blocks of
+//! each request and verifies them.
 
-use landfall::kv::{Arrival, KvChannel};
+use std::time::Duration;
 
-use crate::args::Args;
+use landfall::kv::{Blocks, Grant, KvChannel, ReadRequest, ReadStrategy};
+
+use crate::args::{Args, Pull};
 use crate::prefill::{hear, say, unexpected};
+use crate::report::Pulled;
 use crate::{Error, Message, data, file};
 
 pub(crate) async fn serve(
@@ -29,8 +33,20 @@ pub(crate) async fn serve(
                 landed_bytes += arrival.bytes();
                 let (wrong, first) = match &mut sink {
                     Some(sink) => (sink.store(&arrival, bytes).await?, None),
-                    None => verify(args, seed, index, &arrival).await?,
+                    None => verify(args, seed, index, arrival.blocks()).await?,
                 };
+                all_right &= wrong == 0;
+                say(&channel, &Message::Verified { index, wrong, first }).await?;
+            }
+            Message::Readable { index, seed, grant, way, seconds } => {
+                let (_, target) = data::placement(seed, index, grant.len(), args.run);
+                let target = channel.pool().claim(&target)?;
+                let (pulled, blocks) =
+                    pull(args, &channel, &grant, target, way, Duration::from_secs(seconds)).await?;
+                arrivals += 1;
+                landed_bytes += pulled.bytes;
+                say(&channel, &Message::Pulled { index, pulled }).await?;
+                let (wrong, first) = verify(args, seed, index, &blocks).await?;
                 all_right &= wrong == 0;
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
             }
@@ -46,14 +62,44 @@ pub(crate) async fn serve(
     }
 }
 
+/// Reads what was granted.
+async fn pull(
+    args: &Args,
+    channel: &KvChannel,
+    grant: &Grant,
+    target: Blocks,
+    way: Pull,
+    deadline: Duration,
+) -> Result<(Pulled, Blocks), Error> {
+    let strategy = match way {
+        Pull::Auto => ReadStrategy::Auto,
+        // As many as the devices allow.
+        Pull::Rdma => ReadStrategy::RdmaRead { depth: u32::MAX, qps: args.qps },
+        Pull::RemoteWrite => ReadStrategy::RemoteWrite,
+        Pull::Measured => ReadStrategy::Measured,
+    };
+    let request = ReadRequest::new(grant, target).strategy(strategy).deadline(deadline);
+    let (done, blocks) = channel.read(request).await;
+    let done = done?;
+    let pulled = Pulled {
+        bytes: done.bytes,
+        descriptors: done.descriptors,
+        wrs: done.wrs,
+        most_in_flight: done.most_in_flight,
+        seconds: done.took.as_secs_f64(),
+        method: done.method.to_string(),
+        why: done.why.to_owned(),
+    };
+    Ok((pulled, blocks))
+}
+
 /// Compares the checksum of each landed block with that of the block which belongs there.
 async fn verify(
     args: &Args,
     seed: u64,
     request: u32,
-    arrival: &Arrival,
+    blocks: &Blocks,
 ) -> Result<(u64, Option<String>), Error> {
-    let blocks = arrival.blocks();
     let mut expected = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
     let (mut wrong, mut first) = (0, None);
     for layer in 0..args.layers {

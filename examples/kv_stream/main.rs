@@ -1,7 +1,8 @@
 //! Two processes stream KV cache: each write resolves when it has landed, and every block is verified.
 //!
 //! Alone, the program starts its peer by itself. The parent is the prefill side, which fills blocks and writes them;
-//! the child is the decode side, which grants blocks, receives and verifies. See `--help`.
+//! the child is the decode side, which grants blocks, receives and verifies. With `--read` the decode side pulls instead. See
+//! `--help`.
 
 mod args;
 #[path = "../common/mod.rs"]
@@ -31,6 +32,10 @@ pub(crate) enum Message {
     Request { index: u32, blocks: u32, seed: u64, bytes: u64 },
     /// Decode → prefill: here they are.
     Granted { grant: landfall::kv::Grant },
+    /// Prefill → decode: request `index` of the stream can be read, in this way and in so many seconds.
+    Readable { index: u32, seed: u64, grant: landfall::kv::Grant, way: args::Pull, seconds: u64 },
+    /// Decode → prefill: request `index` was read.
+    Pulled { index: u32, pulled: report::Pulled },
     /// Decode → prefill: request `index` was verified, or what was wrong.
     Verified { index: u32, wrong: u64, first: Option<String> },
     /// Prefill → decode: that was all; `sha256` of a file.
@@ -60,11 +65,11 @@ async fn run(args: &Args) -> Result<(), Error> {
         }
         Side::Connect(address) => {
             let input = args.file.as_deref().map(file::Input::open).transpose()?;
-            prefill::stream(args, &endpoint(args, PoolAccess::Source).await?, address, input).await
+            prefill::stream(args, &endpoint(args, source(args)).await?, address, input).await
         }
         Side::Alone => {
             let input = args.file.as_deref().map(file::Input::open).transpose()?;
-            let endpoint = endpoint(args, PoolAccess::Source).await?;
+            let endpoint = endpoint(args, source(args)).await?;
             let (peer, address) = Peer::start(peer_args(args)).await?;
             match prefill::stream(args, &endpoint, address, input).await {
                 Ok(()) => peer.ended().await,
@@ -73,6 +78,11 @@ async fn run(args: &Args) -> Result<(), Error> {
             }
         }
     }
+}
+
+/// What the decode side may do with the prefill side's pool.
+fn source(args: &Args) -> PoolAccess {
+    if args.read.is_some() { PoolAccess::Readable } else { PoolAccess::Source }
 }
 
 /// A peer process listens where its parent reaches it: a connection manager wants an address of the device.

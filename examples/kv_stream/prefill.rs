@@ -1,11 +1,12 @@
-//! The prefill side: asks for blocks, fills its own, writes them, and waits for the verdict.
+//! The prefill side: asks for blocks, fills its own, writes them, and waits for the verdict; or grants what it has filled to
+//! be read.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use landfall::kv::{Blocks, KvChannel, KvEndpoint, KvPool, Landed, WriteRequest};
 
-use crate::args::Args;
+use crate::args::{Args, Pull};
 use crate::report::{Progress, Report};
 use crate::{Error, Message, data, file};
 
@@ -58,7 +59,13 @@ async fn synthetic(
         let (source, _) = data::placement(seed, index, pages, args.run);
         let mut blocks = pool.claim(&source)?;
         fill(args, seed, index, &mut blocks).await?;
-        write(args, channel, report, Message::Request { index, blocks: pages, seed, bytes }, blocks).await?;
+        match args.read {
+            Some(way) => lend(args, channel, report, (index, seed, way), blocks).await?,
+            None => {
+                let request = Message::Request { index, blocks: pages, seed, bytes };
+                write(args, channel, report, request, blocks).await?;
+            }
+        }
         progress.add(bytes);
         verdict(channel, report, index).await?;
     }
@@ -82,6 +89,25 @@ pub(crate) async fn write(
     let landed = result?;
     report.add(&landed);
     Ok(landed)
+}
+
+/// One request that the decode side reads: granted, until nobody reads its blocks any more.
+async fn lend(
+    args: &Args,
+    channel: &KvChannel,
+    report: &mut Report,
+    (index, seed, way): (u32, u64, Pull),
+    blocks: Blocks,
+) -> Result<(), Error> {
+    let grant = channel.grant_read(blocks)?;
+    say(channel, &Message::Readable { index, seed, grant, way, seconds: args.deadline.as_secs() }).await?;
+    match hear(channel).await? {
+        Message::Pulled { index: same, pulled } if same == index => report.pulled(pulled),
+        other => return Err(unexpected(&other)),
+    }
+    let served = channel.next_served().await?;
+    served.result()?;
+    Ok(())
 }
 
 pub(crate) async fn verdict(channel: &KvChannel, report: &mut Report, expected: u32) -> Result<(), Error> {

@@ -4,9 +4,22 @@ use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use landfall::kv::{KvChannel, KvEndpoint, Landed, PathReport};
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::args::Args;
+
+/// One request that the decode side has read.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Pulled {
+    pub(crate) bytes: u64,
+    pub(crate) descriptors: u64,
+    pub(crate) wrs: u64,
+    pub(crate) most_in_flight: u32,
+    pub(crate) seconds: f64,
+    pub(crate) method: String,
+    pub(crate) why: String,
+}
 
 pub(crate) struct Report {
     profile: String,
@@ -21,6 +34,8 @@ pub(crate) struct Report {
     /// The far end has counted the same arrivals and bytes (and the same SHA-256 of a file).
     agreed: bool,
     sha256: Option<String>,
+    /// How the last request was read, why, and how many READs were in flight at most.
+    read: Option<(String, String, u32)>,
 }
 
 impl Report {
@@ -38,7 +53,20 @@ impl Report {
             first_wrong: None,
             agreed: false,
             sha256: None,
+            read: None,
         }
+    }
+
+    pub(crate) fn pulled(&mut self, pulled: Pulled) {
+        self.requests += 1;
+        self.descriptors += pulled.descriptors;
+        self.wrs += pulled.wrs;
+        self.landed_bytes += pulled.bytes;
+        let took = Duration::try_from_secs_f64(pulled.seconds).unwrap_or_default();
+        self.local += took;
+        self.landed += took;
+        let most = self.read.take().map_or(0, |(.., most)| most).max(pulled.most_in_flight);
+        self.read = Some((pulled.method, pulled.why, most));
     }
 
     pub(crate) fn add(&mut self, landed: &Landed) {
@@ -98,6 +126,10 @@ impl Report {
         if let Some(sha256) = &self.sha256 {
             object["sha256"] = sha256.as_str().into();
         }
+        if let Some((method, why, most_in_flight)) = &self.read {
+            object["read"] =
+                serde_json::json!({ "method": method, "why": why, "most_in_flight": most_in_flight });
+        }
         format!("{object}\n")
     }
 
@@ -125,6 +157,9 @@ impl Report {
         }
         if let Some(sha256) = &self.sha256 {
             text += &format!("sha256 {sha256}\n");
+        }
+        if let Some((method, why, most)) = &self.read {
+            text += &format!("read by {method}: {why}; {most} in flight at most\n");
         }
         text += &match (self.is_verified(), &self.first_wrong) {
             (true, _) => "verified: every block landed in its place\n".to_owned(),

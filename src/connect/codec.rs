@@ -18,6 +18,8 @@ mod tag {
     pub(super) const DEAD: u16 = 9;
     pub(super) const AUTH: u16 = 10;
     pub(super) const CM_PORT: u16 = 12;
+    /// What peers may do with the regions: 1 to write, 2 to read. To write where nothing is said.
+    pub(super) const ACCESS: u16 = 18;
 }
 
 impl Hello {
@@ -33,6 +35,11 @@ impl Hello {
         put_device(&mut w, &self.device);
         put_path(&mut w, &self.transport, self.mtu, self.rd_atomic);
         put_limits(&mut w, self.caps, self.notify, self.credits, self.max_control);
+        if !self.writable || self.readable {
+            w.field(tag::ACCESS, |w| {
+                w.u8(u8::from(self.writable) | u8::from(self.readable) << 1);
+            });
+        }
         if self.cm_port != 0 {
             w.field(tag::CM_PORT, |w| {
                 w.u16(self.cm_port);
@@ -65,6 +72,7 @@ impl Hello {
     /// Decodes the fields of a frame whose header carried `epoch`.
     pub(crate) fn decode(epoch: u64, body: &[u8]) -> Result<Self, HelloError> {
         let (mut name, mut connection_id, mut cm_port, mut layout, mut auth) = (None, None, None, None, None);
+        let mut access = None;
         let (mut own, mut place, mut rails, mut dead) = (RailFields::default(), None, Vec::new(), Vec::new());
 
         let mut r = Reader::new(body, "hello");
@@ -76,6 +84,7 @@ impl Hello {
                 tag::NAME => once(&mut name, "name", text(&mut f, MAX_NAME, "name")?)?,
                 tag::CONNECTION => once(&mut connection_id, "connection id", f.u64()?)?,
                 tag::CM_PORT => once(&mut cm_port, "connection manager's port", f.u16()?)?,
+                tag::ACCESS => once(&mut access, "access", f.u8()?)?,
                 tag::LAYOUT => once(&mut layout, "layout", layout_of(&mut f)?)?,
                 tag::DEAD => dead.push(f.u64()?),
                 tag::AUTH => once(&mut auth, "authentication", f.take(f.remaining())?.to_vec())?,
@@ -86,6 +95,7 @@ impl Hello {
             }
         }
         let (own, max_control) = own.finish()?;
+        let access = access.unwrap_or(1);
         let hello = Self {
             epoch,
             name: name.ok_or(HelloError::Missing("name"))?,
@@ -103,6 +113,8 @@ impl Hello {
             layout,
             regions: own.regions,
             others: place.map(|(place, with)| Others { place, with, rails }),
+            writable: access & 1 == 1,
+            readable: access & 2 == 2,
             dead,
             auth: auth.unwrap_or_default(),
         };
@@ -157,6 +169,8 @@ mod tests {
             cm_port: 0,
             layout: None,
             regions: vec![],
+            writable: false,
+            readable: false,
             dead: vec![],
             auth: vec![],
             name: String::new(),

@@ -102,6 +102,9 @@ pub(crate) struct Hello {
     pub(crate) regions: Vec<HelloRegion>,
     /// Further rails. What is said above is of one of them, for peers that know no others: those send `None` here.
     pub(crate) others: Option<Others>,
+    /// The regions can be written to, and read.
+    pub(crate) writable: bool,
+    pub(crate) readable: bool,
     /// Connections to this peer which the sender knows to be dead: the new one replaces them.
     pub(crate) dead: Vec<u64>,
     /// Room for authentication: opaque to this layer.
@@ -225,6 +228,8 @@ pub(super) mod tests {
                 HelloRegion { addr: u64::MAX - 5, len: 5, rkey: u32::MAX },
             ],
             others: None,
+            writable: true,
+            readable: true,
             dead: vec![1, 2, 3],
             auth: b"token".to_vec(),
         }

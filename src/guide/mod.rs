@@ -2,6 +2,7 @@
 //!
 //! - [`landing`]: what `Landed` says, the three outcomes of a write, deadlines, reconnecting and resolving.
 //! - [`grants`]: who owns a block and when; pool, claim, grant, arrival; revoking and quarantine.
+//! - [`reading`]: granting data to be read, the two ways of reading it and which is taken, what the owner learns.
 //! - [`errors`]: whose fault an error is, and what to do about it.
 //! - [`tuning`]: what can be chosen, and what each choice costs.
 //! - [`transports`]: devices, profiles and their capabilities.
@@ -13,6 +14,9 @@ pub mod landing {}
 
 #[doc = include_str!("grants.md")]
 pub mod grants {}
+
+#[doc = include_str!("reading.md")]
+pub mod reading {}
 
 #[doc = include_str!("errors.md")]
 pub mod errors {}

@@ -14,7 +14,7 @@ use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
 use super::path::{PathFacts, PathReport};
 use super::path_check::PathCheck;
-use super::pool::{KvPool, PoolAccess};
+use super::pool::KvPool;
 use super::proto::{Resolution, TransferId};
 use super::stats::ChannelStats;
 use super::waiting::Place;
@@ -78,8 +78,8 @@ pub struct GrantRefused {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantRefusal {
-    /// The pool gives peers no access.
-    #[error("the pool is a source only; create it with PoolAccess::Target to be written to")]
+    /// The pool gives peers no access to write.
+    #[error("the pool is a source only; create it with PoolAccess::Target or PoolAccess::Both to be written to")]
     SourceOnly,
     /// The blocks are of another pool than this endpoint's.
     #[error("the blocks belong to another pool than this endpoint's; take them from KvEndpoint::pool")]
@@ -122,7 +122,7 @@ impl KvChannel {
     /// The blocks come back in the error. [`GrantRefusal`] says why: a pool that is a source only, blocks of another
     /// pool, a channel that has ended.
     pub fn grant(&self, blocks: Blocks) -> Result<Grant, GrantRefused> {
-        if self.pool().access() == PoolAccess::Source {
+        if !self.pool().access().peers_write() {
             return Err(GrantRefused { blocks, why: GrantRefusal::SourceOnly });
         }
         if !blocks.pool().same(self.pool()) {
@@ -136,7 +136,8 @@ impl KvChannel {
 
     /// Takes back a grant that this side issued on this channel. Its arrival ends with
     /// [`Aborted`](ArrivalError::Aborted), or comes all the same if it had landed already. The blocks return to the pool
-    /// when no late write can reach them.
+    /// when no late write can reach them. Those of a grant to read come out of [`next_served`](Self::next_served) when
+    /// nobody reads them any more; the peer may have read all of them by then.
     ///
     /// Does nothing for a grant that is used up, and for one of another channel or of the peer.
     pub fn revoke(&self, grant: &Grant) {
@@ -284,13 +285,13 @@ impl KvChannel {
 }
 
 /// A call that may wait: its place is given back when it ends, or is dropped.
-struct Waiter<'a> {
-    driver: &'a KvDriver,
-    place: Place,
+pub(super) struct Waiter<'a> {
+    pub(super) driver: &'a KvDriver,
+    pub(super) place: Place,
 }
 
 impl<'a> Waiter<'a> {
-    fn new(channel: &'a KvChannel) -> Self {
+    pub(super) fn new(channel: &'a KvChannel) -> Self {
         Self { driver: &channel.inner.driver, place: Place::default() }
     }
 }

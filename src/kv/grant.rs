@@ -1,7 +1,7 @@
-//! Grants: the blocks that a receiver gives a sender to write to, once.
+//! Grants: the blocks that their owner gives a peer to write to, or to read from, once.
 //!
-//! A value, without any I/O. It is issued by the receiving endpoint, travels by whatever the application uses (serde,
-//! or [`Grant::to_bytes`]), and is checked by the sending library before anything is posted (K6). The keys of the
+//! A value, without any I/O. It is issued by the owner's endpoint, travels by whatever the application uses (serde,
+//! or [`Grant::to_bytes`]), and is checked by the peer's library before anything is posted (K6). The keys of the
 //! memory are not in it: they were exchanged when the channel was connected.
 
 use std::fmt;
@@ -10,7 +10,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::wire::{self, Reader};
 
-/// Blocks of a receiver's pool, in an order: position `i` of a write goes to the `i`-th block.
+/// What a grant is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum GrantKind {
+    /// To be written to ([`KvChannel::grant`](super::KvChannel::grant), [`KvChannel::write`](super::KvChannel::write)).
+    #[default]
+    Write,
+    /// To be read ([`KvChannel::grant_read`](super::KvChannel::grant_read), [`KvChannel::read`](super::KvChannel::read)).
+    Read,
+}
+
+/// Blocks of its owner's pool, in an order: position `i` of a write goes to the `i`-th block, and of a read comes from it.
 ///
 /// Bound to the two endpoints by their epochs and to their connection, and used once: `KvChannel` refuses a grant of an
 /// endpoint that has restarted, one that is bound to somebody else, one of an earlier connection, and one that was used
@@ -18,6 +30,7 @@ use crate::wire::{self, Reader};
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Grant {
+    kind: GrantKind,
     owner: u64,
     bound: u64,
     connection: u64,
@@ -82,6 +95,9 @@ pub enum GrantError {
 }
 
 const FORMAT: u8 = 1;
+/// With the kind behind it. A grant to write has the first format, which every version reads.
+const FORMAT_KIND: u8 = 2;
+const KIND_READ: u8 = 1;
 
 impl Grant {
     /// Grants `blocks` in that order.
@@ -117,7 +133,17 @@ impl Grant {
             return Err(GrantError::Twice { block: w[1].0 });
         }
         let Binding { owner, bound, connection } = binding;
-        Ok(Self { owner, bound, connection, id, runs: out, total })
+        Ok(Self { kind: GrantKind::Write, owner, bound, connection, id, runs: out, total })
+    }
+
+    /// The same blocks, for another use.
+    pub(crate) fn of_kind(self, kind: GrantKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// What it is for.
+    pub fn kind(&self) -> GrantKind {
+        self.kind
     }
 
     /// The number that its issuer gave it.
@@ -125,7 +151,7 @@ impl Grant {
         self.id
     }
 
-    /// The epoch of the endpoint that issued it, and that receives.
+    /// The epoch of the endpoint that issued it, and whose the blocks are.
     pub fn owner_epoch(&self) -> u64 {
         self.owner
     }
@@ -150,7 +176,7 @@ impl Grant {
         self.total == 0
     }
 
-    /// The block ids in the receiver's pool, in order of position.
+    /// The block ids in the owner's pool, in order of position.
     pub fn blocks(&self) -> impl Iterator<Item = u32> + '_ {
         self.runs().flat_map(|(start, len)| start..start + len)
     }
@@ -160,7 +186,7 @@ impl Grant {
         self.runs.iter().map(|r| (r.start, r.len))
     }
 
-    /// The block id at `position`, in the receiver's pool; `None` beyond the end.
+    /// The block id at `position`, in the owner's pool; `None` beyond the end.
     pub fn block_at(&self, position: u32) -> Option<u32> {
         self.run_at(position).map(|(block, _)| block)
     }
@@ -175,7 +201,10 @@ impl Grant {
     /// A compact form: a few bytes a run.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(32 + self.runs.len() * 4);
-        out.push(FORMAT);
+        match self.kind {
+            GrantKind::Write => out.push(FORMAT),
+            GrantKind::Read => out.extend_from_slice(&[FORMAT_KIND, KIND_READ]),
+        }
         for v in [self.owner, self.bound, self.connection, self.id] {
             out.extend_from_slice(&v.to_le_bytes());
         }
@@ -196,9 +225,14 @@ impl Grant {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, GrantError> {
         let mut r = Reader::new(bytes, "grant");
         let format = r.u8().map_err(early_end)?;
-        if format != FORMAT {
-            return Err(GrantError::Version { ours: FORMAT, theirs: format });
-        }
+        let kind = match format {
+            FORMAT => GrantKind::Write,
+            FORMAT_KIND => match r.u8().map_err(early_end)? {
+                KIND_READ => GrantKind::Read,
+                _ => return Err(malformed(&r, "an unknown kind of grant")),
+            },
+            _ => return Err(GrantError::Version { ours: FORMAT_KIND, theirs: format }),
+        };
         let mut word = || r.u64().map_err(early_end);
         let binding = Binding { owner: word()?, bound: word()?, connection: word()? };
         let id = word()?;
@@ -221,7 +255,7 @@ impl Grant {
         if r.remaining() != 0 {
             return Err(malformed(&r, "bytes after the end"));
         }
-        Self::from_runs(binding, id, runs)
+        Ok(Self::from_runs(binding, id, runs)?.of_kind(kind))
     }
 }
 
@@ -229,6 +263,7 @@ impl fmt::Debug for Grant {
     /// Without the epochs, which identify the endpoints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Grant")
+            .field("kind", &self.kind)
             .field("id", &self.id)
             .field("blocks", &self.total)
             .field("runs", &self.runs.len())
@@ -239,6 +274,9 @@ impl fmt::Debug for Grant {
 /// The form of a grant in the user's own formats.
 #[derive(Serialize, Deserialize)]
 struct Parts {
+    /// Not there in a grant of an earlier version, which is one to write.
+    #[serde(default)]
+    kind: GrantKind,
     owner: u64,
     bound: u64,
     connection: u64,
@@ -248,7 +286,8 @@ struct Parts {
 
 impl From<Grant> for Parts {
     fn from(g: Grant) -> Self {
-        Self { owner: g.owner, bound: g.bound, connection: g.connection, id: g.id, runs: g.runs().collect() }
+        let runs = g.runs().collect();
+        Self { kind: g.kind, owner: g.owner, bound: g.bound, connection: g.connection, id: g.id, runs }
     }
 }
 
@@ -256,7 +295,8 @@ impl TryFrom<Parts> for Grant {
     type Error = GrantError;
 
     fn try_from(p: Parts) -> Result<Self, GrantError> {
-        Self::from_runs(Binding { owner: p.owner, bound: p.bound, connection: p.connection }, p.id, p.runs)
+        let binding = Binding { owner: p.owner, bound: p.bound, connection: p.connection };
+        Ok(Self::from_runs(binding, p.id, p.runs)?.of_kind(p.kind))
     }
 }
 
@@ -330,8 +370,10 @@ mod tests {
     fn k6_bytes_and_serde_round_trip() {
         for blocks in [&[][..], &[0], &[u32::MAX - 1, 0, 7], &[9, 8, 7, 6], &[10, 11, 12, 500_000, 500_001]] {
             let g = grant(blocks);
-            assert_eq!(Grant::from_bytes(&g.to_bytes()).unwrap(), g);
-            assert_eq!(serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap()).unwrap(), g);
+            for g in [g.clone(), g.of_kind(GrantKind::Read)] {
+                assert_eq!(Grant::from_bytes(&g.to_bytes()).unwrap(), g);
+                assert_eq!(serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap()).unwrap(), g);
+            }
         }
         // 8,192 blocks in runs of 47.
         let runs = (0..174).map(|i| ((i * 97) % 174 * 50, 47)).collect();
@@ -356,8 +398,14 @@ mod tests {
             Err(GrantError::Malformed { what: "bytes after the end", .. })
         ));
         let mut later = v;
-        later[0] = 2;
-        assert_eq!(Grant::from_bytes(&later), Err(GrantError::Version { ours: 1, theirs: 2 }));
+        later[0] = 3;
+        assert_eq!(Grant::from_bytes(&later), Err(GrantError::Version { ours: 2, theirs: 3 }));
+        let mut unknown = grant(&[1]).of_kind(GrantKind::Read).to_bytes();
+        unknown[1] = 9;
+        assert!(matches!(
+            Grant::from_bytes(&unknown),
+            Err(GrantError::Malformed { what: "an unknown kind of grant", .. })
+        ));
     }
 
     #[test]
@@ -389,10 +437,12 @@ mod tests {
         let e = serde_json::from_str::<Grant>(json).unwrap_err().to_string();
         assert!(e.contains("block 5 is granted twice"), "{e}");
         assert!(serde_json::from_str::<Grant>(&json.replace("[5,1]", "[4294967295,1]")).is_err());
+        let old: Grant = serde_json::from_str(&json.replace("[5,1]", "[6,1]")).unwrap();
+        assert_eq!(old.kind(), GrantKind::Write);
     }
 
     #[test]
     fn k6_debug_is_short() {
-        assert_eq!(format!("{:?}", grant(&[1, 2, 4])), "Grant { id: 3, blocks: 3, runs: 2, .. }");
+        assert_eq!(format!("{:?}", grant(&[1, 2, 4])), "Grant { kind: Write, id: 3, blocks: 3, runs: 2, .. }");
     }
 }

@@ -54,6 +54,8 @@ pub(super) fn hello(epoch: u64) -> Hello {
         }),
         regions: vec![HelloRegion { addr: 4096, len: 1024, rkey: 1 }],
         others: None,
+        writable: true,
+        readable: false,
         dead: Vec::new(),
         auth: Vec::new(),
     }

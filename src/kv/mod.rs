@@ -9,14 +9,16 @@
 //! A receiver takes [`Blocks`] from its pool and [grants](KvChannel::grant) them; the [`Grant`] travels to the sender,
 //! which [writes](KvChannel::write) blocks of its own to them. The write resolves to [`Landed`] when the receiver has
 //! confirmed it, and the granted blocks come out of [`KvChannel::next_arrival`]. Both ends of a channel can do both.
-//! What that means in full is in the guide: [landing](crate::guide::landing), [grants](crate::guide::grants).
+//! The other way round, an owner of data [grants it to be read](KvChannel::grant_read), and the peer [reads](KvChannel::read)
+//! it. What that means in full is in the guide: [landing](crate::guide::landing), [grants](crate::guide::grants).
 //!
 //! # Cancel safety
 //!
 //! | dropped | what happens |
 //! |---|---|
+//! | [`Read`] | it is given up; its blocks return to the pool when no device writes to them; the channel goes on |
 //! | [`Write`] | the transfer is aborted; its blocks return to the pool when no device reads them; the channel goes on |
-//! | [`KvChannel::next_arrival`], [`recv_message`](KvChannel::recv_message), [`resolve`](KvChannel::resolve), [`closed`](KvChannel::closed) | nothing is lost |
+//! | [`KvChannel::next_arrival`], [`next_served`](KvChannel::next_served), [`recv_message`](KvChannel::recv_message), [`resolve`](KvChannel::resolve), [`closed`](KvChannel::closed) | nothing is lost |
 //! | [`KvChannel::send_message`] | before it has resolved, the message is not sent |
 //! | [`KvChannel::close`] | it closes all the same |
 //! | [`KvEndpoint::connect`], [`KvListener::accept`] | the attempt is given up; no channel is lost |
@@ -55,6 +57,9 @@ pub(crate) mod proto;
 mod queues;
 mod rail;
 mod rail_talk;
+mod read;
+mod read_choice;
+mod read_plan;
 mod setup;
 mod stats;
 mod targets;
@@ -72,12 +77,16 @@ pub(crate) use config::CONTROL_BYTES;
 pub use config::KvConfig;
 pub use driver::{ChannelClosed, MessageError};
 pub use endpoint::{KvEndpoint, KvListener, PeerIdentity};
-pub use grant::{Grant, GrantError};
+pub use grant::{Grant, GrantError, GrantKind};
 pub use layout::{Dtype, Layout, LayoutError};
 pub use path::{PathReport, QpReport};
 pub use path_rails::{RailReport, RailState, RailWarning};
 pub use pool::{KvPool, PoolAccess, PoolError};
-pub use proto::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
+pub use proto::{
+    AbortReason, Cause, ProtocolViolation, ReadRefusal, Reason, Resolution, SenderReason, TransferId,
+};
+pub use read::{GrantReadRefused, Read, ReadDone, ReadError, ReadRequest, Served, ServedBy};
+pub use read_choice::{ReadMethod, ReadStrategy};
 pub use stats::ChannelStats;
 pub use write::{Landed, Write, WriteError, WriteRequest};
 

@@ -72,6 +72,10 @@ pub struct QpReport {
     pub bytes_written: u64,
     /// WRITEs that this side posted.
     pub writes: u64,
+    /// Payload bytes that this side read by READs, or asked for.
+    pub bytes_read: u64,
+    /// READs that this side posted.
+    pub reads: u64,
     /// Control messages that this side posted.
     pub controls: u64,
     /// Messages and notifications received.

@@ -24,11 +24,35 @@ use crate::provider::AccessFlags;
 /// What the peers of a pool's owner may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PoolAccess {
-    /// Source of writes only: no peer is given any access.
+    /// Source of writes only: no peer is given any access. Blocks can be granted to read all the same, and are then read by
+    /// [`ReadStrategy::RemoteWrite`](super::ReadStrategy::RemoteWrite).
     Source,
-    /// Blocks of this pool can be granted: the region is registered with REMOTE_WRITE.
+    /// Blocks of this pool can be granted to be written to: the region is registered with REMOTE_WRITE.
     #[default]
     Target,
+    /// Blocks can be read by READs, under grants to read: the region is registered with REMOTE_READ. Nothing is written to it.
+    Readable,
+    /// Both of [`Target`](Self::Target) and [`Readable`](Self::Readable).
+    Both,
+}
+
+impl PoolAccess {
+    /// Whether peers can be granted blocks to write to.
+    pub fn peers_write(self) -> bool {
+        matches!(self, Self::Target | Self::Both)
+    }
+
+    /// Whether peers can read by READs.
+    pub fn peers_read(self) -> bool {
+        matches!(self, Self::Readable | Self::Both)
+    }
+
+    fn flags(self) -> AccessFlags {
+        let none = AccessFlags(0);
+        let write = if self.peers_write() { AccessFlags::REMOTE_WRITE } else { none };
+        let read = if self.peers_read() { AccessFlags::REMOTE_READ } else { none };
+        AccessFlags::LOCAL_WRITE.union(write).union(read)
+    }
 }
 
 /// Why blocks could not be taken from a pool, or addressed.
@@ -183,10 +207,7 @@ impl KvPool {
                 fix: "name 1 to 16 protection domains",
             });
         }
-        let remote = match access {
-            PoolAccess::Source => AccessFlags::LOCAL_WRITE,
-            PoolAccess::Target => AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE),
-        };
+        let remote = access.flags();
         let (mut devices, mut failed) = (Vec::with_capacity(pds.len()), None);
         for (&pd, registered) in pds.iter().zip(ProtectionDomain::register_on_all(pds, memory, remote).await?)
         {

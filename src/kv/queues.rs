@@ -67,7 +67,11 @@ pub(crate) struct Queue {
     /// `None` once it has been destroyed.
     qp: Option<provider::Qp>,
     generation: u32,
+    /// What was posted, but READs.
     sq: SendQueue<Posted>,
+    /// READs, of which each completes by itself: siw completes what was posted behind a READ before it (the answer is awaited
+    /// beside the send queue), so that no other completion says anything of them.
+    reads: SendQueue<Posted>,
     pending: Vec<Pending>,
     chain: WrChain,
     keys: Vec<Key>,
@@ -108,6 +112,7 @@ impl Queue {
             qp: Some(qp),
             generation: next_qp_generation(),
             sq: SendQueue::new(sizes.send_depth, ordered, all_signaled),
+            reads: SendQueue::new(sizes.send_depth, false, true),
             pending: Vec::with_capacity(sizes.send_depth as usize),
             chain: WrChain::default(),
             keys: Vec::with_capacity(sizes.send_depth as usize),
@@ -165,7 +170,13 @@ impl Queue {
 
     /// Nothing is posted, so nothing can complete any more.
     pub(crate) fn is_drained(&self) -> bool {
-        self.sq.is_empty() && self.posted_recvs == 0
+        self.sq.is_empty() && self.reads.is_empty() && self.posted_recvs == 0
+    }
+
+    /// Work requests that the send queue can take now. Each READ takes an entry of it, too.
+    fn room(&self) -> usize {
+        let reads = (self.reads.depth() - self.reads.room()) as usize;
+        (self.sq.room() as usize).saturating_sub(self.pending.len() + reads)
     }
 
     /// The bytes that receive `slot` holds. To be read before it is reposted.
@@ -214,16 +225,22 @@ impl Queue {
         }
         self.chain.clear();
         self.keys.clear();
-        let count = self.pending.len();
+        let last = self.pending.iter().rposition(|pending| !is_read(pending.op));
         for (n, pending) in self.pending.drain(..).enumerate() {
-            self.silent_bytes += pending.sge.map_or(0, |sge| sge.len.into());
-            let much = self.signal_bytes > 0 && self.silent_bytes >= self.signal_bytes;
-            let signaled = self.sq.must_signal(n + 1 == count || much);
-            if signaled {
-                self.silent_bytes = 0;
-            }
-            // `Outbox::room` counts what is pending.
-            let key = self.sq.push(pending.posted, signaled).expect("room was asked for");
+            // `Outbox::room` counts what is pending, and there are as many numbers for READs as for all others.
+            let (key, signaled) = if is_read(pending.op) {
+                let key = self.reads.push(pending.posted, true).expect("room was asked for");
+                // Behind those of the others.
+                (Key { index: key.index + self.sq.depth(), ..key }, true)
+            } else {
+                self.silent_bytes += pending.sge.map_or(0, |sge| sge.len.into());
+                let much = self.signal_bytes > 0 && self.silent_bytes >= self.signal_bytes;
+                let signaled = self.sq.must_signal(Some(n) == last || much);
+                if signaled {
+                    self.silent_bytes = 0;
+                }
+                (self.sq.push(pending.posted, signaled).expect("room was asked for"), signaled)
+            };
             self.keys.push(key);
             let id = WrId { recv: false, key, qp_generation: self.generation };
             self.chain.push(id.encode(), pending.op, pending.sge.as_slice(), signaled, pending.inline);
@@ -234,7 +251,11 @@ impl Queue {
         };
         if let Err(error) = &result {
             for &key in self.keys[error.index..].iter().rev() {
-                if let Some(posted) = self.sq.revoke(key) {
+                let revoked = match key.index.checked_sub(self.sq.depth()) {
+                    Some(index) => self.reads.revoke(Key { index, ..key }),
+                    None => self.sq.revoke(key),
+                };
+                if let Some(posted) = revoked {
                     release(&mut self.free_send, posted);
                     unposted(posted.token);
                 }
@@ -246,6 +267,9 @@ impl Queue {
     /// A send completion: calls `retired` with the token of each request that it retires, and whether that one
     /// succeeded. False when it is not of this queue's outstanding requests.
     pub(crate) fn complete(&mut self, key: Key, ok: bool, mut retired: impl FnMut(Token, bool)) -> bool {
+        if let Some(index) = key.index.checked_sub(self.sq.depth()) {
+            return self.reads.complete(Key { index, ..key }, |posted, _| retired(posted.token, ok));
+        }
         let free = &mut self.free_send;
         self.sq.complete(key, |posted, completed| {
             release(free, posted);
@@ -268,8 +292,13 @@ impl Queue {
             release(free, posted);
             lost(posted.token);
         });
+        self.reads.drain(|posted| lost(posted.token));
         self.posted_recvs = 0;
     }
+}
+
+fn is_read(op: SendOp) -> bool {
+    matches!(op, SendOp::Read { .. })
 }
 
 fn release(free: &mut Vec<u32>, posted: Posted) {
@@ -283,8 +312,7 @@ pub(crate) struct Outbox<'a>(pub(crate) &'a mut [Queue]);
 
 impl Sink for Outbox<'_> {
     fn room(&self, qp: usize) -> usize {
-        let queue = &self.0[qp];
-        queue.sq.room() as usize - queue.pending.len()
+        self.0[qp].room()
     }
 
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
@@ -293,6 +321,15 @@ impl Sink for Outbox<'_> {
         queue.report.bytes_written += u64::from(piece.len);
         let sge = (piece.len > 0).then_some(Sge { addr: piece.src_addr, len: piece.len, lkey: piece.lkey });
         let op = SendOp::Write { remote_addr: piece.dst_addr, rkey: piece.rkey, imm };
+        queue.pending.push(Pending { posted: Posted { token, buffer: NO_BUFFER }, op, sge, inline: false });
+    }
+
+    fn read(&mut self, qp: usize, piece: &Piece, token: Token) {
+        let queue = &mut self.0[qp];
+        queue.report.reads += 1;
+        queue.report.bytes_read += u64::from(piece.len);
+        let sge = Some(Sge { addr: piece.src_addr, len: piece.len, lkey: piece.lkey });
+        let op = SendOp::Read { remote_addr: piece.dst_addr, rkey: piece.rkey };
         queue.pending.push(Pending { posted: Posted { token, buffer: NO_BUFFER }, op, sge, inline: false });
     }
 

@@ -17,6 +17,7 @@ use super::path_rails::RailWarning;
 use super::pool::{PoolDevice, Registered};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
 use super::rail::{self, BuiltRail, Link, describe, transport_of, why};
+use super::read_choice::Facts;
 use super::targets::PeerPool;
 use crate::connect::{
     Agreed, AgreedRail, ConnectError, Hello, HelloLayout, HelloRail, LateRail, MAX_RAILS, Pair, Reject,
@@ -196,6 +197,8 @@ pub(super) fn hello(
         }),
         regions: own.regions,
         others: None,
+        writable: shared.pool.access().peers_write(),
+        readable: shared.pool.access().peers_read(),
         dead,
         auth: Vec::new(),
     };
@@ -463,7 +466,7 @@ fn peer_seams(rail: &HelloRail) -> Result<Seams, proto::PlanError> {
 }
 
 /// The two pools, as each rail sees them.
-fn pools(shared: &Shared, layout: Layout, rails: &[Joined]) -> Result<PeerPool, Reject> {
+fn pools(shared: &Shared, peer: &Hello, layout: Layout, rails: &[Joined]) -> Result<PeerPool, Reject> {
     let malformed = |e: proto::PlanError| Reject::Malformed { what: e.to_string() };
     let theirs = rails.iter().map(|j| peer_seams(&j.peer).map_err(malformed));
     let ours = rails.iter().filter_map(|j| match &shared.pool.devices()[j.device].registered {
@@ -471,10 +474,14 @@ fn pools(shared: &Shared, layout: Layout, rails: &[Joined]) -> Result<PeerPool, 
         // There is no rail over one that is not registered.
         Err(_) => None,
     });
+    let seams = PoolSeams::new(theirs.collect::<Result<_, _>>()?);
+    let exposed = seams.total() > 0;
     Ok(PeerPool {
         layout,
-        seams: PoolSeams::new(theirs.collect::<Result<_, _>>()?),
+        seams,
         ours: PoolSeams::new(ours.collect()),
+        readable: peer.readable && exposed,
+        writable: peer.writable && exposed,
     })
 }
 
@@ -502,6 +509,7 @@ pub(super) fn protocol(
             tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
             rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
             max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+            max_reads: u32::from(agreed.rd_atomic.min(built.pd.device().capabilities().max_rd_atomic)),
         }
     };
     let proto = proto::Config {
@@ -517,7 +525,7 @@ pub(super) fn protocol(
     if let Err(error) = proto.check() {
         return Err(Reject::Unsupported { what: error.to_string() });
     }
-    Ok((proto, pools(shared, layout, &rails.rails)?))
+    Ok((proto, pools(shared, peer, layout, &rails.rails)?))
 }
 
 /// A connected channel's driver, and the completion channel of each rail. No task drives them yet.
@@ -530,6 +538,9 @@ pub(super) fn driver(
     client: bool,
     on_end: OnEnd,
 ) -> (Arc<KvDriver>, Vec<provider::Channel>) {
+    let reads = proto.rails.iter().map(|rail| rail.max_reads).max().unwrap_or(0);
+    let qps = proto.rails.iter().map(|rail| rail.qps).max().unwrap_or(1);
+    let peer_readable = peer_pool.readable;
     let doubts = ledger.in_doubt().map(TransferId).collect();
     // `protocol` has checked the configuration, and a ledger is kept by the two epochs.
     let conn = Connection::new(proto, ledger, Instant::now()).expect("a checked configuration");
@@ -554,6 +565,13 @@ pub(super) fn driver(
         pool: shared.pool.clone(),
         config: shared.config.clone(),
         connection_id: peer.connection_id,
+        reading: Facts {
+            device: shared.device.name().to_owned(),
+            reads,
+            qps,
+            readable: peer_readable,
+            writable: shared.pool.access().peers_write(),
+        },
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
         client,

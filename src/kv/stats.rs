@@ -8,7 +8,7 @@ use super::proto::Outcome;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ChannelStats {
-    /// Writes that were refused with nothing posted: a stale grant, a position out of range, a closed channel.
+    /// Writes and reads that were refused with nothing posted: a stale grant, a position out of range, a closed channel.
     pub refused: u64,
     /// Writes of ours that have landed.
     pub landed: u64,
@@ -24,6 +24,19 @@ pub struct ChannelStats {
     pub landed_bytes: u64,
     /// Payload bytes of the transfers that have arrived.
     pub arrived_bytes: u64,
+    /// Reads of ours whose data is here, by either way. Those by [`RemoteWrite`](super::ReadMethod::RemoteWrite) are not
+    /// counted as arrivals.
+    pub reads: u64,
+    /// Reads of ours that ended without.
+    pub reads_failed: u64,
+    /// Payload bytes of the reads whose data is here.
+    pub read_bytes: u64,
+    /// Grants to read of ours that the peer has read. What we wrote for it is not counted as writes.
+    pub served: u64,
+    /// Grants to read of ours that ended without.
+    pub not_served: u64,
+    /// Payload bytes that the peer has read.
+    pub served_bytes: u64,
 }
 
 impl ChannelStats {

@@ -2,8 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use super::blocks::Blocks;
-use super::grant::Grant;
 use super::layout::Layout;
 use super::pool::KvPool;
 use super::proto::{Plan, PlanBuilder, PlanError, PoolSeams};
@@ -17,6 +15,10 @@ pub(crate) struct PeerPool {
     pub(crate) seams: PoolSeams,
     /// Our own pool, as each rail sees it.
     pub(crate) ours: PoolSeams,
+    /// By READs.
+    pub(crate) readable: bool,
+    /// By WRITEs, under grants.
+    pub(crate) writable: bool,
 }
 
 /// A plan, the number of bytes that its grant covers, and how long planning took.
@@ -42,7 +44,7 @@ pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Re
                 });
             }
             let push = |src, dst, count| builder.push(src, dst, count);
-            whole(source, grant, push).map_err(|e| refused(e, pool))?;
+            whole(source.runs().iter().copied(), grant.runs(), push).map_err(|e| refused(e, pool))?;
         }
         Some(pairs) => {
             let mut written = vec![0u64; (grant.len() as usize).div_ceil(64)];
@@ -76,20 +78,19 @@ pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Re
     Ok(Planned { plan, granted_bytes, took: started.elapsed() })
 }
 
-/// Position *i* of the source to position *i* of the grant, by common runs.
-fn whole<E>(
-    source: &Blocks,
-    grant: &Grant,
+/// Position *i* of the source to position *i* of the target, by common runs.
+pub(super) fn whole<E>(
+    source: impl Iterator<Item = (u32, u32)>,
+    mut targets: impl Iterator<Item = (u32, u32)>,
     mut push: impl FnMut(u32, u32, u32) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut targets = grant.runs();
     let mut target = (0, 0);
-    for &(mut src, mut left) in source.runs() {
+    for (mut src, mut left) in source {
         while left > 0 {
             while target.1 == 0 {
                 match targets.next() {
                     Some(next) => target = next,
-                    // Not reached: the grant is at least as long.
+                    // Not reached: the target is at least as long.
                     None => return Ok(()),
                 }
             }

@@ -14,10 +14,12 @@ pub(super) enum Wait {
     Room,
     End,
     Resolution,
+    Served,
 }
 
 impl Wait {
-    pub(super) const ALL: [Self; 5] = [Self::Arrival, Self::Message, Self::Room, Self::End, Self::Resolution];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Arrival, Self::Message, Self::Room, Self::End, Self::Resolution, Self::Served];
 }
 
 /// A future's place on a list, if it is on one.

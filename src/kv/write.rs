@@ -111,6 +111,12 @@ pub enum WriteError {
         /// Our epoch.
         ours: u64,
     },
+    /// It is a grant to read. Nothing was posted, and it can still be read.
+    #[error("grant {grant} is one to read; ask the peer for one by KvChannel::grant")]
+    WrongKind {
+        /// The grant.
+        grant: u64,
+    },
     /// A position, layer or block that does not exist. Nothing was posted.
     #[error("{what} {index} is out of range: there are {limit}")]
     OutOfRange {

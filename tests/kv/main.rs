@@ -15,4 +15,5 @@ mod manager;
 #[path = "../on/mod.rs"]
 mod on;
 mod rails;
+mod read;
 mod transports;

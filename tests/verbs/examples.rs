@@ -41,6 +41,16 @@ fn b5_kv_stream_lands_by_every_bootstrap_that_the_device_has() {
 
 #[test]
 #[ignore = "needs RDMA devices"]
+fn k1_kv_stream_reads_whichever_way() {
+    for (way, method) in [("auto", ""), ("rdma", "rdma-read"), ("remote-write", "remote-write")] {
+        let seen = report("kv_stream", &format!("--read {way} --qps 2 --requests 2 --tokens 256 --layers 3"));
+        assert_eq!(seen["verified"], true, "{seen}");
+        assert!(seen["read"]["method"].as_str().unwrap().starts_with(method), "{seen}");
+    }
+}
+
+#[test]
+#[ignore = "needs RDMA devices"]
 fn b5_ping_pong_measures_by_every_bootstrap_that_the_device_has() {
     for bootstrap in ["auto", "cm"] {
         let arguments =

@@ -9,7 +9,7 @@ use super::{Granted, KvDriver};
 use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
-use crate::kv::grant::{Binding, Grant};
+use crate::kv::grant::{Binding, Grant, GrantKind};
 use crate::kv::proto::{Cause, MessageRefused, Resolution, TransferId};
 use crate::kv::targets;
 use crate::kv::waiting::{Place, Wait};
@@ -43,6 +43,9 @@ impl KvDriver {
         let grant = &request.grant;
         if !request.source.pool().same(&self.pool) {
             return Err(WriteError::ForeignBlocks);
+        }
+        if grant.kind() != GrantKind::Write {
+            return Err(WriteError::WrongKind { grant: grant.id() });
         }
         if grant.owner_epoch() != self.peer_epoch {
             return Err(WriteError::PeerRestarted { grant: grant.owner_epoch(), peer: self.peer_epoch });
@@ -96,17 +99,8 @@ impl KvDriver {
             let closed = inner.closed();
             match (&mut inner.conn, closed) {
                 (Some(conn), None) => {
-                    let layout = self.pool.layout();
-                    let bytes = layout.block_bytes() * u64::from(layout.layers()) * u64::from(blocks.len());
-                    let id = conn.issue_grant(bytes);
-                    let binding = Binding {
-                        owner: self.local_epoch,
-                        bound: self.peer_epoch,
-                        connection: self.connection_id,
-                    };
-                    // A claim holds each block once, and fewer than there are u32s.
-                    let grant =
-                        Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
+                    let id = conn.issue_grant(self.bytes_of(&blocks));
+                    let grant = self.grant_of(id, &blocks);
                     inner.grants.insert(id, Granted { blocks, aborted: false });
                     Ok(grant)
                 }
@@ -115,10 +109,25 @@ impl KvDriver {
         })
     }
 
+    /// Payload bytes of a claim.
+    pub(super) fn bytes_of(&self, blocks: &Blocks) -> u64 {
+        let layout = self.pool.layout();
+        // Within the pool's size.
+        layout.block_bytes() * u64::from(layout.layers()) * u64::from(blocks.len())
+    }
+
+    /// The grant of this number, to write to a claim.
+    pub(super) fn grant_of(&self, id: u64, blocks: &Blocks) -> Grant {
+        let (owner, bound) = (self.local_epoch, self.peer_epoch);
+        let binding = Binding { owner, bound, connection: self.connection_id };
+        // A claim holds each block once, and fewer than there are u32s.
+        Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint")
+    }
+
     pub(in crate::kv) fn revoke(&self, grant: u64) {
         let now = Instant::now();
         self.locked(|inner, after| {
-            if inner.grants.contains_key(&grant)
+            if (inner.grants.contains_key(&grant) || inner.reads.has_lent(grant))
                 && let Some(conn) = &mut inner.conn
             {
                 conn.revoke_grant(grant, now);

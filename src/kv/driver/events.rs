@@ -47,8 +47,23 @@ impl Inner {
                         self.wake(Wait::Arrival, after);
                     }
                 }
-                Event::Aborted { grant, reason } => self.aborted(grant, reason, after),
-                Event::Freed { grant } => after.blocks.extend(self.grants.remove(&grant).map(|g| g.blocks)),
+                // No two grants have one number, whatever they are for.
+                Event::Aborted { grant, reason } => {
+                    self.aborted(grant, reason, after);
+                    self.loan_aborted(grant, reason);
+                }
+                Event::Freed { grant } => {
+                    after.blocks.extend(self.grants.remove(&grant).map(|g| g.blocks));
+                    self.loan_freed(grant, after);
+                }
+                Event::ReadDone { id, result, wrs, most } => {
+                    self.read_done(id, result, wrs, most, now, after);
+                }
+                Event::ReadReleased { id } => self.read_released(id, after),
+                Event::ReadAsked { grant, target, request } => {
+                    self.read_asked(grant, target, request, after);
+                }
+                Event::Served { grant, bytes, by_write } => self.served(grant, bytes, by_write, after),
                 Event::Message(bytes) => {
                     self.messages.push_back(bytes);
                     self.wake(Wait::Message, after);

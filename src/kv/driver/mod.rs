@@ -19,6 +19,7 @@ mod progress;
 mod rail;
 mod rails;
 mod tasks;
+mod reads;
 mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -45,6 +46,7 @@ use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, Token, Tr
 use crate::kv::queues::Queue;
 use crate::kv::rail::Link;
 use crate::kv::rail_talk::Ear;
+use crate::kv::read_choice::Facts;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
 use crate::kv::waiting::Waiting;
@@ -56,6 +58,8 @@ use rails::Job;
 use tasks::Owner;
 
 pub use closed::{ChannelClosed, MessageError};
+
+use reads::{Asked, Reads};
 
 /// Completions that one poll takes.
 const BATCH: usize = 64;
@@ -72,6 +76,8 @@ pub(crate) struct KvDriver {
     pool: KvPool,
     peer: PeerPool,
     connection_id: u64,
+    /// What decides how reads are done.
+    reading: Facts,
     local_epoch: u64,
     peer_epoch: u64,
     runtime: Handle,
@@ -103,6 +109,7 @@ struct Inner {
     writes: HashMap<TransferId, WriteEntry>,
     /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
     grants: BTreeMap<u64, Granted>,
+    reads: Reads,
     arrivals: VecDeque<Result<Arrival, ArrivalError>>,
     messages: VecDeque<Vec<u8>>,
     /// Transfers of earlier connections that were in doubt, and what became of them.
@@ -172,6 +179,8 @@ struct After {
     replaced: Vec<Waker>,
     blocks: Vec<Blocks>,
     sources: Vec<Arc<Blocks>>,
+    /// What the peer has asked to be written to it.
+    asked: Vec<Asked>,
     ledger: Option<Ledger>,
     /// Queue pairs whose destruction blocks.
     destroy: Vec<(Job, Vec<provider::Qp>)>,
@@ -186,7 +195,8 @@ struct After {
 impl After {
     /// Whether there is something that a user who hears of the end expects to be back in its place.
     fn returns(&self) -> bool {
-        !self.blocks.is_empty() || !self.sources.is_empty() || self.ledger.is_some()
+        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty())
+            || self.ledger.is_some()
     }
 }
 
@@ -200,6 +210,7 @@ pub(crate) struct Parts {
     pub(crate) pool: KvPool,
     pub(crate) config: KvConfig,
     pub(crate) connection_id: u64,
+    pub(crate) reading: Facts,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
     /// This side has connected the channel.
@@ -266,6 +277,7 @@ impl KvDriver {
                     client: parts.client,
                     writes: HashMap::new(),
                     grants: BTreeMap::new(),
+                    reads: Reads::default(),
                     arrivals: VecDeque::new(),
                     messages: VecDeque::new(),
                     doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
@@ -283,6 +295,7 @@ impl KvDriver {
                 pool: parts.pool,
                 peer: parts.peer,
                 connection_id: parts.connection_id,
+                reading: parts.reading,
                 local_epoch: parts.local_epoch,
                 peer_epoch: parts.peer_epoch,
                 runtime,
@@ -332,7 +345,7 @@ impl KvDriver {
             out
         };
         let returns = after.returns();
-        let After { mut wakers, replaced, blocks, sources, ledger, destroy, lines, talk, probe, nudge } =
+        let After { mut wakers, replaced, blocks, sources, asked, ledger, destroy, lines, talk, probe, nudge } =
             after;
         if nudge {
             self.nudge();
@@ -359,6 +372,10 @@ impl KvDriver {
             }
         }
         drop((blocks, sources));
+        if !asked.is_empty() {
+            wakers.drain(..).for_each(Waker::wake);
+            self.serve(asked);
+        }
         if returns {
             lock(&self.inner).returned(&mut wakers);
         }
@@ -464,12 +481,13 @@ impl KvDriver {
     pub(crate) fn carried(&self) -> Carried {
         let inner = lock(&self.inner);
         let mut carried = Carried {
-            landed: inner.stats.landed_bytes,
-            arrived: inner.stats.arrived_bytes,
+            // What the peer has read has left here, and what we have read has come, by whichever way.
+            landed: inner.stats.landed_bytes + inner.stats.served_bytes,
+            arrived: inner.stats.arrived_bytes + inner.stats.read_bytes,
             ..Carried::default()
         };
         for report in inner.queues.iter().map(Queue::report) {
-            carried.messages_sent += report.writes + report.controls;
+            carried.messages_sent += report.writes + report.reads + report.controls;
             carried.messages_received += report.received;
         }
         carried

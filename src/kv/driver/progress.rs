@@ -380,6 +380,7 @@ impl Inner {
         self.events(now, after);
         // Those that were issued since it began to end.
         self.abort_open_grants(after);
+        self.end_loans(after);
         self.state = State::Ended { cause };
         // Whoever has come here, the task must see that it is over.
         after.nudge = true;

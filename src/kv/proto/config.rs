@@ -60,8 +60,10 @@ pub(crate) struct RailConfig {
     pub(crate) tx_credits: Credits,
     /// Receives that we have posted on each queue pair.
     pub(crate) rx_credits: Credits,
-    /// Bytes of the largest WRITE.
+    /// Bytes of the largest WRITE or READ.
     pub(crate) max_write: u32,
+    /// READs that a queue pair may have in flight; 0 where there are none.
+    pub(crate) max_reads: u32,
 }
 
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 //! unknown tag are skipped, and so are bytes at the end of a known body, so that a newer peer can say more.
 //! Several records share a message where they fit.
 
-use super::event::{ProtocolViolation, SenderReason};
+use super::event::{ProtocolViolation, ReadRefusal, SenderReason};
 use crate::wire::{Malformed, Reader, Writer};
 
 /// Versions of the head: without and with a number.
@@ -173,9 +173,30 @@ pub(super) enum Record<'a> {
     },
     Ping,
     Pong,
-    /// The sender of this has nothing left to send but answers. `messages` counts all it ever sent.
+    /// The sender of this has nothing left to send but answers. `messages` counts all it ever sent, and `reads` the ends of
+    /// reads.
     Close {
         messages: u64,
+        reads: u64,
+    },
+    /// A grant to read is not used any more: by READs everything was read, or why not.
+    ReadDone {
+        grant: u64,
+        bytes: u64,
+        reason: Option<SenderReason>,
+    },
+    /// A part of a request to write the blocks of `grant` under the grant `target`.
+    ReadAsk {
+        grant: u64,
+        target: u64,
+        total: u32,
+        offset: u32,
+        bytes: &'a [u8],
+    },
+    /// Nothing was written under `target`, and nothing will be.
+    ReadRefused {
+        target: u64,
+        why: ReadRefusal,
     },
     /// The sender of this uses a rail no more, which had come up `generation` times before.
     RailDown {
@@ -237,10 +258,15 @@ mod tag {
     pub(super) const REOPEN: u16 = 18;
     pub(super) const REOPENED: u16 = 19;
     pub(super) const RAIL_TALK: u16 = 20;
+    pub(super) const READ_DONE: u16 = 32;
+    pub(super) const READ_ASK: u16 = 33;
+    pub(super) const READ_REFUSED: u16 = 34;
 }
 
 /// Bytes of a fragment record without its payload.
 pub(super) const FRAGMENT_OVERHEAD: usize = FIELD + 16;
+/// Bytes of a part of a request to write without its payload.
+pub(super) const ASK_OVERHEAD: usize = FIELD + 24;
 /// Bytes of a record with what is sent again, without that.
 pub(super) const RESENT_OVERHEAD: usize = FIELD + 14;
 /// Bytes of what two drivers say about a rail, without that.
@@ -256,9 +282,11 @@ impl Record<'_> {
                 Self::Confirm { .. } => 11,
                 Self::Abort { slot, .. } => 20 + if slot.is_some() { 4 } else { 0 },
                 Self::AbortDone { .. } => 36,
-                Self::AbortAck { .. } | Self::Revoke { .. } | Self::Revoked { .. } | Self::Close { .. } => 8,
-                Self::Query { .. } => 16,
-                Self::Answer { .. } => 9,
+                Self::AbortAck { .. } | Self::Revoke { .. } | Self::Revoked { .. } => 8,
+                Self::Query { .. } | Self::Close { .. } => 16,
+                Self::Answer { .. } | Self::ReadRefused { .. } => 9,
+                Self::ReadDone { .. } => 17,
+                Self::ReadAsk { bytes, .. } => 24 + bytes.len(),
                 Self::Fragment { bytes, .. } => 16 + bytes.len(),
                 Self::Ping | Self::Pong => 0,
                 Self::RailDown { .. } | Self::Fenced { .. } => 6,
@@ -317,8 +345,17 @@ impl Record<'_> {
             }),
             Self::Ping => w.field(tag::PING, |_| {}),
             Self::Pong => w.field(tag::PONG, |_| {}),
-            Self::Close { messages } => w.field(tag::CLOSE, |w| {
-                w.u64(messages);
+            Self::Close { messages, reads } => w.field(tag::CLOSE, |w| {
+                w.u64(messages).u64(reads);
+            }),
+            Self::ReadDone { grant, bytes, reason } => w.field(tag::READ_DONE, |w| {
+                w.u64(grant).u64(bytes).u8(reason.map_or(READ_ALL, SenderReason::code));
+            }),
+            Self::ReadAsk { grant, target, total, offset, bytes } => w.field(tag::READ_ASK, |w| {
+                w.u64(grant).u64(target).u32(total).u32(offset).raw(bytes);
+            }),
+            Self::ReadRefused { target, why } => w.field(tag::READ_REFUSED, |w| {
+                w.u64(target).u8(why.code());
             }),
             Self::RailDown { rail, generation } => w.field(tag::RAIL_DOWN, |w| {
                 w.u16(rail).u32(generation);
@@ -342,6 +379,9 @@ impl Record<'_> {
         };
     }
 }
+
+/// In the place of a reason: none, for all was read.
+const READ_ALL: u8 = u8::MAX;
 
 impl SenderReason {
     fn code(self) -> u8 {
@@ -509,7 +549,19 @@ impl<'a> Records<'a> {
                 }
                 tag::PING => Record::Ping,
                 tag::PONG => Record::Pong,
-                tag::CLOSE => Record::Close { messages: r.u64()? },
+                tag::CLOSE => Record::Close { messages: r.u64()?, reads: r.u64()? },
+                tag::READ_DONE => {
+                    let (grant, bytes, code) = (r.u64()?, r.u64()?, r.u8()?);
+                    let reason = (code != READ_ALL).then(|| SenderReason::from_code(code));
+                    Record::ReadDone { grant, bytes, reason }
+                }
+                tag::READ_ASK => {
+                    let (grant, target, total, offset) = (r.u64()?, r.u64()?, r.u32()?, r.u32()?);
+                    Record::ReadAsk { grant, target, total, offset, bytes: r.take(r.remaining())? }
+                }
+                tag::READ_REFUSED => {
+                    Record::ReadRefused { target: r.u64()?, why: ReadRefusal::from_code(r.u8()?) }
+                }
                 tag::RAIL_DOWN => Record::RailDown { rail: r.u16()?, generation: r.u32()? },
                 tag::FENCED => Record::Fenced { rail: r.u16()?, generation: r.u32()? },
                 tag::RESENT => {
@@ -571,7 +623,11 @@ mod tests {
             Record::Fragment { message: 1, total: 10, offset: 3, bytes: b"hello" },
             Record::Ping,
             Record::Pong,
-            Record::Close { messages: 12 },
+            Record::Close { messages: 12, reads: 3 },
+            Record::ReadDone { grant, bytes: 77, reason: None },
+            Record::ReadDone { grant, bytes: 77, reason: Some(reason) },
+            Record::ReadAsk { grant, target: 100, total: 9, offset: 4, bytes: b"where" },
+            Record::ReadRefused { target: 100, why: ReadRefusal::OutOfRange },
             Record::RailDown { rail: 3, generation: 4 },
             Record::Fenced { rail: 3, generation: 4 },
             Record::Resent { qp: 63, start: 1 << 40, covered: 20, bytes: b"records" },

@@ -94,17 +94,38 @@ impl Connection {
                 receiver.on_abort_done(qp, transfer, attempt, grant, reason, slot, mask, posted, header, out)
             }
             Record::Query { transfer, grant } => receiver.on_query(transfer, grant, out),
+            Record::Revoked { grant } if self.lender.has(grant) => self.lender.on_revoked(grant, out),
             Record::Revoked { grant } => receiver.on_revoked(grant, out),
             Record::Confirm { transfer, attempt, landed } => {
                 sender.on_confirm(transfer, attempt, landed, out)
             }
             Record::AbortAck { transfer } => sender.on_abort_ack(transfer, out),
             Record::Answer { transfer, landed } => sender.on_answer(transfer, landed, out),
+            Record::Revoke { grant } if self.reader.of_grant(grant).is_some() => {
+                if let Some(id) = self.reader.on_revoke(grant) {
+                    self.abort_read_for(id, SenderReason::Revoked, now);
+                }
+                Ok(())
+            }
             Record::Revoke { grant } => {
                 if let Some(id) = sender.on_revoke(grant, out) {
                     self.abort_for(id, SenderReason::Revoked, now);
                 }
                 Ok(())
+            }
+            Record::ReadDone { grant, bytes, reason } => {
+                if !self.lender.has(grant) {
+                    receiver.was_issued(grant)?;
+                }
+                self.lender.on_read_done(grant, bytes, reason, out)
+            }
+            Record::ReadAsk { grant, target, total, offset, bytes } => {
+                self.lender.on_ask(grant, target, total, offset, bytes, out)
+            }
+            Record::ReadRefused { target, why } => {
+                // It may have been revoked, and that have been said, before.
+                self.settle_reads();
+                self.reader.on_refused(target, why, &mut self.receiver, &mut self.out)
             }
             Record::Fragment { message, total, offset, bytes } => {
                 self.incoming.on_fragment(message, total, offset, bytes)?;
@@ -134,8 +155,8 @@ impl Connection {
             }
             // That it came is all it says.
             Record::Pong => Ok(()),
-            Record::Close { messages } => {
-                if self.peer_closed.replace(messages).is_some() {
+            Record::Close { messages, reads } => {
+                if self.peer_closed.replace((messages, reads)).is_some() {
                     return Err(ProtocolViolation::Rule("closed twice"));
                 }
                 self.closing = true;

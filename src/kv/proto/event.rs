@@ -14,12 +14,19 @@ impl std::fmt::Display for TransferId {
     }
 }
 
+/// A read, by its reader's count on one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ReadId(pub(crate) u64);
+
 /// Names a posted work request; handed back once, when it has completed. Opaque to the caller, who may put it in
-/// the work request's id: the two highest bits are zero, as long as fewer than 2^55 transfers and messages were sent.
+/// the work request's id: the two highest bits are zero, as long as fewer than 2^54 transfers and messages were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token(pub(crate) u64);
 
 impl Token {
+    /// Set in those of READs.
+    const READ: u64 = 1 << 61;
+
     /// Control message `count` of queue pair `qp`.
     pub(super) fn control(qp: usize, count: u64) -> Self {
         Self(count << 7 | (qp as u64) << 1)
@@ -39,9 +46,24 @@ impl Token {
         (self.0 & 1 == 0).then_some(self.0 >> 7)
     }
 
-    /// The transfer whose data or notification this is; `None` for control.
+    /// The READ of this number, below 2^32, on queue pair `qp`.
+    pub(super) fn read(qp: usize, number: usize) -> Self {
+        Self(Self::READ | (number as u64) << 7 | (qp as u64) << 1 | 1)
+    }
+
+    /// The number of the READ that this is.
+    pub(super) fn read_number(self) -> Option<usize> {
+        (self.0 & Self::READ != 0).then_some(((self.0 & !Self::READ) >> 7) as usize)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_read(self) -> bool {
+        self.read_number().is_some()
+    }
+
+    /// The transfer whose data or notification this is; `None` for control and READs.
     pub(crate) fn transfer(self) -> Option<TransferId> {
-        (self.0 & 1 == 1).then_some(TransferId(self.0 >> 7))
+        (self.0 & (1 | Self::READ) == 1).then_some(TransferId(self.0 >> 7))
     }
 }
 
@@ -72,6 +94,8 @@ pub(crate) trait Sink {
     fn room(&self, qp: usize) -> usize;
     /// An RDMA WRITE, with immediate data if `imm`. A piece of 0 bytes has no source and no target.
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token);
+    /// An RDMA READ: from the piece's target side, which is the peer's, to its source side, which is ours.
+    fn read(&mut self, qp: usize, piece: &Piece, token: Token);
     /// A SEND of `bytes`, at most `max_control`, copied before this returns.
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token);
 }
@@ -95,7 +119,7 @@ pub(crate) enum Received<'a> {
     Bytes(&'a [u8]),
 }
 
-/// A write that was refused; nothing was posted and the grant is as it was.
+/// A write or a read that was refused; nothing was posted and the grant is as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("grant {grant} was used or revoked before; ask the receiver for a new one")]
@@ -218,6 +242,64 @@ pub enum Reason {
     PeerRestarted,
 }
 
+/// Why the owner of a grant to read did not write what it was asked to ([`ReadStrategy::RemoteWrite`]).
+///
+/// [`ReadStrategy::RemoteWrite`]: crate::kv::ReadStrategy::RemoteWrite
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReadRefusal {
+    /// The grant was revoked.
+    #[error("the owner revoked the grant")]
+    Revoked,
+    /// The reader had taken its request back.
+    #[error("the read was cancelled before the owner began")]
+    Cancelled,
+    /// The request names blocks or positions that do not exist, or more than was granted.
+    #[error("the owner found the request out of range of the grant or of the reader's pool")]
+    OutOfRange,
+    /// The request does not decode.
+    #[error("the owner could not read the request; run one landfall version on both sides")]
+    Malformed,
+    /// The owner's side of the channel is closing.
+    #[error("the owner is closing the channel")]
+    Closing,
+    /// The owner has as many unresolved transfers as it may have.
+    #[error("the owner has too many transfers under way; read again when some have ended")]
+    Busy,
+}
+
+impl ReadRefusal {
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Self::Revoked => 0,
+            Self::Cancelled => 1,
+            Self::OutOfRange => 2,
+            Self::Malformed => 3,
+            Self::Closing => 4,
+            Self::Busy => 5,
+        }
+    }
+
+    /// A code that a newer peer has added reads as `Malformed`: the two do not understand each other.
+    pub(super) fn from_code(code: u8) -> Self {
+        match code {
+            0 => Self::Revoked,
+            1 => Self::Cancelled,
+            2 => Self::OutOfRange,
+            4 => Self::Closing,
+            5 => Self::Busy,
+            _ => Self::Malformed,
+        }
+    }
+}
+
+/// How a read ended without its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReadEnd {
+    Failed(Reason),
+    Refused(ReadRefusal),
+}
+
 /// How a transfer ended for its sender (K2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -248,6 +330,12 @@ pub enum AbortReason {
     /// The sender's side: cancelled, or its deadline passed.
     #[error("by the sender: {0}")]
     Sender(SenderReason),
+    /// The reader's side, of a grant to read: cancelled, or its deadline passed.
+    #[error("by the reader: {0}")]
+    Reader(SenderReason),
+    /// This side did not write what the reader had asked for.
+    #[error("the read was refused: {0}")]
+    ReadRefused(ReadRefusal),
     /// We revoked it.
     #[error("the grant was revoked")]
     Revoked,
@@ -259,17 +347,17 @@ pub enum AbortReason {
     PeerRestarted,
 }
 
-/// What the sender says with an abort.
+/// What the sender of a write, or the reader of a read, says with an abort.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SenderReason {
-    /// The write was cancelled: its future was dropped.
+    /// Its future was dropped.
     #[error("cancelled")]
     Cancelled,
     /// Its deadline passed.
     #[error("its deadline passed")]
     Deadline,
-    /// The receiver had revoked the grant.
+    /// The grant's owner had revoked it.
     #[error("the grant was revoked")]
     Revoked,
     /// An earlier connection died before everything was sent.
@@ -295,6 +383,17 @@ pub(crate) enum Event {
     Aborted { grant: u64, reason: AbortReason },
     /// Receiver: no late write can reach the blocks of this grant any more.
     Freed { grant: u64 },
+    /// Reader: how a read ended, the READs that it took, and how many of them were in flight at most. Exactly one for each
+    /// accepted read.
+    ReadDone { id: ReadId, result: Result<(), ReadEnd>, wrs: u64, most: u32 },
+    /// Reader: no device writes to the targets of the read any more. Exactly one for each accepted read, after `ReadDone`.
+    ReadReleased { id: ReadId },
+    /// Owner: the peer asks for a grant to read to be written to its grant `target`; `request` says what to where, in the
+    /// caller's own words. To be answered by `Connection::serve`.
+    ReadAsked { grant: u64, target: u64, request: Vec<u8> },
+    /// Owner: all that the peer wanted under this grant to read is in its memory, by a transfer of ours if `by_write`, and
+    /// nobody reads the blocks any more. A grant to read that does not end so ends as others do: `Aborted`, then `Freed`.
+    Served { grant: u64, bytes: u64, by_write: bool },
     /// A message of the peer's `send_message`, in order. Counts against the peer's window until
     /// `Connection::message_taken`.
     Message(Vec<u8>),

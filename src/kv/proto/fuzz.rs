@@ -1,7 +1,7 @@
 //! What the fuzz targets of the protocol run, by lists of operations: `control`, one connection against a hostile peer;
 //! and `pair`, two sound ones on a hostile wire, in a module of its own.
 //!
-//! Whatever the peer says, nothing panics, and every write that was accepted has exactly one outcome once the
+//! Whatever the peer says, nothing panics, and every write and read that was accepted has exactly one outcome once the
 //! connection has been lost and fenced (R2, K2).
 
 mod pair;
@@ -31,6 +31,11 @@ impl Sink for Posted {
     }
 
     fn write(&mut self, qp: usize, _piece: &Piece, _imm: Option<u32>, token: Token) {
+        assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
+        self.outstanding.push(token);
+    }
+
+    fn read(&mut self, qp: usize, _piece: &Piece, token: Token) {
         assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
         self.outstanding.push(token);
     }
@@ -85,6 +90,7 @@ pub(crate) fn operations(data: &[u8]) {
         tx_credits: credits,
         rx_credits: credits,
         max_write: 100,
+        max_reads: 3,
     };
     let cfg = Config {
         rails: vec![rail; rails],
@@ -100,14 +106,15 @@ pub(crate) fn operations(data: &[u8]) {
     let mut c = Connection::new(cfg, Ledger::new(EPOCHS.0, EPOCHS.1), now).expect("a valid configuration");
     let mut posted = Posted::default();
     let (mut open, mut last) = (HashSet::new(), TransferId(0));
+    let mut reads = HashSet::new();
     while let Some(op) = input.byte() {
         let Some(arg) = input.byte() else { break };
         if op >= 240 {
             rail_operation(&mut c, &mut posted, op, arg, now);
-            drain(&mut c, &mut open);
+            drain(&mut c, &mut open, &mut reads);
             continue;
         }
-        match op % 12 {
+        match op % 16 {
             0..=2 => {
                 let Some(bytes) = input.bytes() else { break };
                 let _ = c.handle_recv(usize::from(arg), Received::Bytes(bytes), now);
@@ -144,20 +151,45 @@ pub(crate) fn operations(data: &[u8]) {
             }
             9 => c.abort(TransferId(last.0.saturating_sub(u64::from(arg % 4))), now),
             10 => c.revoke_grant((arg % 8).into(), now),
-            _ if arg == 0 => c.close(now + Duration::from_millis(500), now),
-            _ => {
+            11 if arg == 0 => c.close(now + Duration::from_millis(500), now),
+            11 => {
                 let _ = c.send_message(vec![arg; usize::from(arg) * 8]);
             }
+            12 => {
+                let _ = c.issue_read_grant();
+            }
+            13 => {
+                let (owner_epoch, bound_epoch) = (EPOCHS.1, EPOCHS.0);
+                let grant = GrantRef { id: (arg >> 4).into(), owner_epoch, bound_epoch, max_bytes: 4096 };
+                let plan = plan(rails, u32::from(arg) % 17);
+                let by = match arg & 8 {
+                    0 => ReadBy::Rdma { plan, depth: u32::from(arg & 3), qps: usize::from(arg & 4) },
+                    _ => ReadBy::Write { request: vec![arg; usize::from(arg) * 4], bytes: plan.bytes() },
+                };
+                let deadline = now + Duration::from_millis(1000);
+                if let Ok(id) = c.read(ReadRequest { grant, by, deadline }, now) {
+                    assert!(reads.insert(id));
+                }
+            }
+            14 => c.abort_read(ReadId(arg.into()), now),
+            _ => {
+                let answer = match arg & 16 {
+                    0 => Ok((plan(rails, u32::from(arg) % 17), now + Duration::from_millis(1000))),
+                    _ => Err(ReadRefusal::OutOfRange),
+                };
+                c.serve((arg % 8).into(), answer, now);
+            }
         }
-        drain(&mut c, &mut open);
+        drain(&mut c, &mut open, &mut reads);
     }
     c.connection_lost(Cause::Transport, now);
     for token in std::mem::take(&mut posted.outstanding) {
         c.handle_sent(token, false, now);
     }
     c.fenced();
-    drain(&mut c, &mut open);
+    drain(&mut c, &mut open, &mut reads);
     assert!(open.is_empty(), "writes without an outcome: {open:?}");
+    assert!(reads.is_empty(), "reads whose blocks were not given back: {reads:?}");
 }
 
 /// What a driver does with one rail.
@@ -182,10 +214,12 @@ fn rail_operation(c: &mut Connection, posted: &mut Posted, op: u8, arg: u8, now:
     }
 }
 
-fn drain(c: &mut Connection, open: &mut HashSet<TransferId>) {
+fn drain(c: &mut Connection, open: &mut HashSet<TransferId>, reads: &mut HashSet<ReadId>) {
     while let Some(event) = c.poll_event() {
-        if let Event::Done { id, .. } = event {
-            assert!(open.remove(&id), "a second outcome of {id:?}");
+        match event {
+            Event::Done { id, .. } => assert!(open.remove(&id), "a second outcome of {id:?}"),
+            Event::ReadReleased { id } => assert!(reads.remove(&id), "a second end of {id:?}"),
+            _ => {}
         }
     }
 }

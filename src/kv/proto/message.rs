@@ -127,11 +127,45 @@ impl Outgoing {
     }
 }
 
+/// A message that comes in parts, in any order.
 #[derive(Debug)]
-struct Partial {
+pub(super) struct Partial {
     bytes: Vec<u8>,
     received: RangeSet,
     missing: usize,
+}
+
+impl Partial {
+    /// Of `len` bytes, which the caller has checked.
+    pub(super) fn new(len: usize) -> Self {
+        Self { bytes: vec![0; len], received: RangeSet::default(), missing: len }
+    }
+
+    /// Takes a part, which says the length of the whole.
+    pub(super) fn insert(&mut self, total: u32, offset: u32, part: &[u8]) -> Result<(), ProtocolViolation> {
+        let start = offset as usize;
+        let end = start.checked_add(part.len()).filter(|&e| e <= self.bytes.len()).ok_or(RULE_FRAGMENT)?;
+        let fits = self.bytes.len() == total as usize && part.is_empty() == (total == 0);
+        if !fits || !self.received.insert_range(start as u64, end as u64) {
+            return Err(RULE_FRAGMENT);
+        }
+        self.bytes[start..end].copy_from_slice(part);
+        self.missing -= part.len();
+        Ok(())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
+    /// Its bytes, once it is complete.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
 }
 
 /// Messages of the peer.
@@ -159,41 +193,35 @@ impl Incoming {
         offset: u32,
         bytes: &[u8],
     ) -> Result<(), ProtocolViolation> {
-        let (total, start) = (total as usize, offset as usize);
-        let end = start.checked_add(bytes.len()).filter(|&e| e <= total).ok_or(RULE_FRAGMENT)?;
-        if total > MAX_MESSAGE || bytes.is_empty() != (total == 0) {
+        let size = total as usize;
+        let inside = (offset as usize).checked_add(bytes.len()).is_some_and(|end| end <= size);
+        if size > MAX_MESSAGE || !inside || bytes.is_empty() != (size == 0) {
             return Err(RULE_FRAGMENT);
         }
         if message < self.next || message - self.taken >= WINDOW_MESSAGES {
             return Err(RULE_WINDOW);
         }
         if !self.partial.contains_key(&message) {
-            if self.held + total > WINDOW_BYTES {
+            if self.held + size > WINDOW_BYTES {
                 return Err(RULE_WINDOW);
             }
-            self.held += total;
-            let fresh = Partial { bytes: vec![0; total], received: RangeSet::default(), missing: total };
-            self.partial.insert(message, fresh);
-        } else if total == 0 {
+            self.held += size;
+            self.partial.insert(message, Partial::new(size));
+        } else if size == 0 {
             return Err(RULE_FRAGMENT);
         }
         let Some(p) = self.partial.get_mut(&message) else { return Err(RULE_FRAGMENT) };
-        if p.bytes.len() != total || !p.received.insert_range(start as u64, end as u64) {
-            return Err(RULE_FRAGMENT);
-        }
-        p.bytes[start..end].copy_from_slice(bytes);
-        p.missing -= bytes.len();
-        Ok(())
+        p.insert(total, offset, bytes)
     }
 
     /// The next message in order, if it is complete.
     pub(super) fn next_message(&mut self) -> Option<Vec<u8>> {
-        if self.partial.get(&self.next)?.missing > 0 {
+        if !self.partial.get(&self.next)?.is_complete() {
             return None;
         }
-        let p = self.partial.remove(&self.next)?;
+        let mut p = self.partial.remove(&self.next)?;
         self.next += 1;
-        Some(p.bytes)
+        Some(p.take())
     }
 
     /// The application has taken the oldest delivered message, of `len` bytes.

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   write, abort, issue_grant, revoke_grant, send_message, close     what the user wants
+//!   read, abort_read, issue_read_grant, serve                        the same of reads
 //!   handle_sent, handle_recv, handle_timeout, connection_lost        what has happened
 //!   rail_failed, rail_fenced, rail_up, rail_talk                     of one rail, where there are several
-//!   poll_transmit(now, &mut Sink)                                    WRITEs and SENDs to post
+//!   poll_transmit(now, &mut Sink)                                    WRITEs, READs and SENDs to post
 //!   poll_timeout, poll_event                                         when to call, what to tell
 //! ```
 //!
@@ -28,7 +29,8 @@
 //! What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves, `aborted` that of
 //! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec; `link` one queue pair, with its
 //! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
-//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection.
+//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection. Reads: `reader` and `lender` are the
+//! two halves, `reads` the calls.
 //!
 //! The duties of the caller:
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
@@ -51,6 +53,7 @@ mod event;
 pub(crate) mod fuzz;
 mod ledger;
 mod link;
+mod lender;
 mod liveness;
 mod message;
 mod outbox;
@@ -58,6 +61,8 @@ mod pace;
 mod plan;
 mod rails;
 mod ranges;
+mod reader;
+mod reads;
 mod receiver;
 mod reopen;
 mod resend;
@@ -76,22 +81,28 @@ use std::time::Instant;
 
 pub(crate) use config::{Config, ConfigError, DAY, MAX_QPS, Notify, Opening, RailConfig, SQ_RESERVE};
 pub(crate) use event::*;
-pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
+pub use event::{
+    AbortReason, Cause, ProtocolViolation, ReadRefusal, Reason, Resolution, SenderReason, TransferId,
+};
 pub(crate) use ledger::Ledger;
-#[cfg(test)]
 pub(crate) use message::MAX_MESSAGE;
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(not(test), allow(unused_imports))] // The fuzz targets use a part of it.
+pub(crate) use rails::{RailState, TalkRefused};
+pub(crate) use reader::{ReadBy, ReadRequest};
 pub(crate) use {
     config::Credits,
     plan::{Piece, Plan, PlanBuilder, PlanError},
-    rails::{RailState, TalkRefused},
     seams::{Part, PoolSeams, Seams},
 };
 
 use control::Builder;
+use lender::Lender;
 use link::Link;
 use liveness::Tick;
 use outbox::Outbox;
 use rails::Rail;
+use reader::Reader;
 use receiver::Receiver;
 use resend::Resend;
 use sender::Sender;
@@ -114,6 +125,8 @@ pub(crate) struct Connection {
     links: Vec<Link>,
     sender: Sender,
     receiver: Receiver,
+    reader: Reader,
+    lender: Lender,
     outgoing: message::Outgoing,
     incoming: message::Incoming,
     out: Outbox,
@@ -127,8 +140,8 @@ pub(crate) struct Connection {
     closing: bool,
     close_deadline: Option<Instant>,
     close_sent: bool,
-    /// The peer has closed, after so many messages.
-    peer_closed: Option<u64>,
+    /// The peer has closed, after so many messages and ends of reads.
+    peer_closed: Option<(u64, u64)>,
     refused: u64,
     /// Where the next data work request, and the next control message, are tried first.
     data_rail: usize,
@@ -169,6 +182,8 @@ impl Connection {
             links,
             sender: Sender::new(&cfg, ledger.tx, &mut out),
             receiver: Receiver::new(&cfg, ledger.rx, &mut out),
+            reader: Reader::new(&cfg),
+            lender: Lender::default(),
             outgoing: message::Outgoing::default(),
             incoming: message::Incoming::default(),
             out,
@@ -240,10 +255,15 @@ impl Connection {
         self.receiver.issue_grant(max_bytes)
     }
 
-    /// Takes a grant back: `Aborted` at once, and `Freed` when no write can reach its blocks. Does nothing if the
-    /// grant has ended.
-    pub(crate) fn revoke_grant(&mut self, grant: u64, _now: Instant) {
-        if self.state == State::Open {
+    /// Takes a grant back: `Aborted` at once, and `Freed` when no write can reach its blocks, or nobody reads them. Does
+    /// nothing if the grant has ended.
+    pub(crate) fn revoke_grant(&mut self, grant: u64, now: Instant) {
+        if self.state != State::Open {
+            return;
+        }
+        if self.lender.has(grant) {
+            self.revoke_read_grant(grant, now);
+        } else {
             self.receiver.revoke_grant(grant, &mut self.out);
         }
     }
@@ -277,7 +297,11 @@ impl Connection {
                 self.queue_abort_done(id, mask);
             }
             (Some(TransferId(id)), _) => self.sender.on_sent_lost(id, &mut self.out),
-            (None, _) => {}
+            (None, state) => match token.read_number() {
+                Some(n) if state == State::Open => self.reader.on_sent(n, ok, now, &mut self.out),
+                Some(n) => self.reader.on_sent_lost(n, &mut self.out),
+                None => {}
+            },
         }
         self.finish_closing();
     }
@@ -315,7 +339,8 @@ impl Connection {
             return None;
         }
         let links = self.links.iter().filter(|l| l.up).map(|l| l.live.timeout(&self.cfg));
-        links.chain(self.sender.timeout).chain(self.close_deadline).chain(self.fence_timeout()).min()
+        let others = [self.sender.timeout, self.reader.timeout, self.close_deadline, self.fence_timeout()];
+        links.chain(others.into_iter().flatten()).min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
@@ -339,10 +364,19 @@ impl Connection {
         if self.state != State::Open {
             return;
         }
+        self.settle_reads();
         match self.sender.on_timeout(&self.cfg, now) {
             Ok(late) => {
                 for id in late {
                     self.abort_for(id, SenderReason::Deadline, now);
+                }
+            }
+            Err(cause) => return self.lost(cause),
+        }
+        match self.reader.on_timeout(&self.cfg, now) {
+            Ok(late) => {
+                for id in late {
+                    self.abort_read_for(id, SenderReason::Deadline, now);
                 }
             }
             Err(cause) => return self.lost(cause),
@@ -353,6 +387,7 @@ impl Connection {
     }
 
     pub(crate) fn poll_event(&mut self) -> Option<Event> {
+        self.settle_reads();
         self.out.events.pop_front()
     }
 
@@ -371,11 +406,16 @@ impl Connection {
             self.out.event(Event::Closed);
             return;
         }
+        // What has happened by now is told first.
+        self.settle_reads();
         self.state = State::Lost;
         self.out.urgent.clear();
         self.out.event(Event::Lost(cause));
         self.sender.on_lost(cause, &mut self.out);
+        self.sender.end_with_connection(self.out.serving.keys().copied());
         self.receiver.on_lost(&mut self.out);
+        self.reader.on_lost(cause, &mut self.out);
+        self.lender.on_lost(&mut self.out);
     }
 
     /// The queue pairs are destroyed: no device reads our sources or writes to our targets any more.
@@ -385,6 +425,10 @@ impl Connection {
             self.state = State::Fenced;
             self.sender.on_fenced(&mut self.out);
             self.receiver.on_fenced(&mut self.out);
+            self.reader.on_fenced(&mut self.receiver, &mut self.out);
+            self.lender.on_fenced(&mut self.out);
+            // Events of what was behind reads: those have had theirs.
+            self.out.of_reads.clear();
         }
     }
 
@@ -407,6 +451,8 @@ impl Connection {
         self.closing
             && !self.close_sent
             && self.sender.is_idle()
+            && self.reader.is_idle()
+            && !self.lender.is_busy()
             && self.outgoing.is_empty()
             && self.out.urgent.is_empty()
             && self.resend.is_empty()
@@ -415,7 +461,7 @@ impl Connection {
     /// Both sides have said that they are done, and all that the peer said has been heard. What we would still say
     /// (that a grant is revoked, or was) is worth sending, but the peer need not wait for it.
     fn both_closed(&self) -> bool {
-        self.close_sent && self.peer_closed == Some(self.incoming.delivered())
+        self.close_sent && self.peer_closed == Some((self.incoming.delivered(), self.lender.ends_heard))
     }
 
     fn finish_closing(&mut self) {

@@ -1,8 +1,8 @@
 //! What both halves of the protocol leave for others: events for the user, records for the peer.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use super::event::Event;
+use super::event::{Event, ReadRefusal, SenderReason};
 
 /// A record that is to be sent on any queue pair. Those that speak of a live transfer name it only, and are filled
 /// in (or dropped, if it is over by then) when they are sent.
@@ -38,6 +38,17 @@ pub(super) enum Queued {
     Revoked {
         grant: u64,
     },
+    /// A grant to read is not used any more: all of it was read, or why not.
+    ReadDone {
+        grant: u64,
+        bytes: u64,
+        reason: Option<SenderReason>,
+    },
+    /// We do not write under a grant that was issued for a read.
+    ReadRefused {
+        target: u64,
+        why: ReadRefusal,
+    },
     Close,
     /// A transfer begins again.
     Reopen {
@@ -65,11 +76,26 @@ pub(super) enum Queued {
 pub(super) struct Outbox {
     pub(super) events: VecDeque<Event>,
     pub(super) urgent: VecDeque<Queued>,
+    /// Events of what is behind a read: the user is told of the read, so that they go to its half instead.
+    pub(super) of_reads: VecDeque<Event>,
+    /// Grants that were issued for reads of ours, and the reads.
+    pub(super) targets: BTreeMap<u64, u64>,
+    /// Transfers of ours that serve reads of the peer, and the grants to read.
+    pub(super) serving: BTreeMap<u64, u64>,
 }
 
 impl Outbox {
     pub(super) fn event(&mut self, event: Event) {
-        self.events.push_back(event);
+        let of_read = match &event {
+            Event::Arrived { grant, .. } | Event::Aborted { grant, .. } | Event::Freed { grant } => {
+                self.targets.contains_key(grant)
+            }
+            Event::Sent { id } | Event::Done { id, .. } | Event::Released { id } => {
+                self.serving.contains_key(&id.0)
+            }
+            _ => false,
+        };
+        if of_read { self.of_reads.push_back(event) } else { self.events.push_back(event) }
     }
 
     pub(super) fn queue(&mut self, record: Queued) {

@@ -196,7 +196,7 @@ mod tests {
             let now = if round == 0 { start } else { start + Duration::from_millis(8) * round };
             (0..8).for_each(|_| pace.posted(32 << 10, now));
             (0..8).for_each(|_| pace.completed(32 << 10, true, at(8)));
-            assert_eq!((pace.in_flight(), pace.rate()), (0, 32 << 10), "round {round}");
+            assert_eq!((pace.in_flight, pace.rate()), (0, 32 << 10), "round {round}");
         }
         // Never idle: the next burst closes the last.
         let (start, mut pace) = (Instant::now(), Pace::default());

@@ -118,6 +118,7 @@ impl Rail {
 }
 
 impl Connection {
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn rail_state(&self, rail: usize) -> RailState {
         self.rails[rail].state
     }
@@ -254,6 +255,7 @@ impl Connection {
         for qp in r.qps.clone() {
             self.resend.again(qp, &mut self.links[qp].kept);
         }
+        self.reader.on_rail_fenced(mask);
         for (id, mask) in self.sender.recover(mask, now, &mut self.out) {
             self.queue_abort_done(id, Some(mask));
         }
@@ -297,7 +299,10 @@ impl Connection {
                 }
                 Some(_) => {}
                 None => {
-                    let len = link.lengths.pop_front().unwrap_or(0);
+                    let len = match token.read_number() {
+                        Some(number) => self.reader.len_of(number),
+                        None => link.lengths.pop_front().unwrap_or(0),
+                    };
                     r.pace.completed(len.into(), ok, now);
                 }
             }

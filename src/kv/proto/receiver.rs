@@ -75,10 +75,38 @@ impl Receiver {
     }
 
     pub(super) fn issue_grant(&mut self, max_bytes: u64) -> u64 {
-        let id = self.ledger.next_grant;
-        self.ledger.next_grant += 1;
+        let id = self.reserve_grant();
         self.ledger.grants.insert(id, Grant { max_bytes, revoking: false, claimed: None });
         id
+    }
+
+    /// A grant to read, whose number no grant to write has.
+    pub(super) fn reserve_grant(&mut self) -> u64 {
+        let id = self.ledger.next_grant;
+        self.ledger.next_grant += 1;
+        id
+    }
+
+    /// Checks that the peer names a grant that was issued, and is not open for a write.
+    pub(super) fn was_issued(&self, grant: u64) -> Result {
+        match grant < self.ledger.next_grant && !self.ledger.grants.contains_key(&grant) {
+            true => Ok(()),
+            false => broken("a word on a read under a grant that is none to read"),
+        }
+    }
+
+    /// Ends a grant that nobody will use, without an event. It was issued for a read.
+    pub(super) fn withdraw(&mut self, grant: u64) -> Result {
+        if self.ledger.grants.get(&grant).is_some_and(|g| g.claimed.is_some()) {
+            return broken("a read refused and served at once");
+        }
+        self.ledger.grants.remove(&grant);
+        Ok(())
+    }
+
+    /// The connection that a grant was issued for is fenced.
+    pub(super) fn forget(&mut self, grant: u64) {
+        self.ledger.grants.remove(&grant);
     }
 
     /// From here on the grant's arrival cannot come any more. Unknown and used-up grants are ignored.

@@ -97,23 +97,12 @@ impl Sender {
 
     /// Checks a request (K6, R10) and takes it. The grant is used from here on, whatever becomes of the transfer.
     pub(super) fn write(&mut self, cfg: &Config, req: WriteRequest) -> Result<TransferId, Refused> {
-        let GrantRef { id: grant, owner_epoch, bound_epoch, max_bytes } = req.grant;
-        if owner_epoch != cfg.peer_epoch {
-            return Err(Refused::PeerRestarted { grant: owner_epoch, peer: cfg.peer_epoch });
-        }
-        if bound_epoch != cfg.local_epoch {
-            return Err(Refused::WrongPeer { bound: bound_epoch, local: cfg.local_epoch });
-        }
-        if req.plan.bytes() > max_bytes {
-            return Err(Refused::OutOfRange { asked: req.plan.bytes(), granted: max_bytes });
-        }
+        let grant = req.grant.id;
+        check_grant(cfg, &req.grant, req.plan.bytes())?;
         if self.ledger.next - self.resolved_below() >= WINDOW {
             return Err(Refused::Full { limit: WINDOW });
         }
-        if !self.ledger.used.insert(grant) {
-            return Err(Refused::StaleGrant { grant });
-        }
-        self.bound_used();
+        self.use_grant(grant)?;
         let id = self.ledger.next;
         self.ledger.next += 1;
         self.transfers.push_back(Some(Transfer {
@@ -143,6 +132,15 @@ impl Sender {
         self.waiting.push_back(id);
         self.timeout = Some(self.timeout.map_or(req.deadline, |t| t.min(req.deadline)));
         Ok(TransferId(id))
+    }
+
+    /// Uses a grant up: no other write or read takes it.
+    pub(super) fn use_grant(&mut self, grant: u64) -> Result<(), Refused> {
+        if !self.ledger.used.insert(grant) {
+            return Err(Refused::StaleGrant { grant });
+        }
+        self.bound_used();
+        Ok(())
     }
 
     fn bound_used(&mut self) {
@@ -446,6 +444,14 @@ impl Sender {
         }
     }
 
+    /// Forgets transfers that end with their connection, whatever became of them: those that serve reads.
+    pub(super) fn end_with_connection(&mut self, ids: impl Iterator<Item = u64>) {
+        for id in ids {
+            self.ledger.in_doubt.remove(&id);
+            self.ledger.untold.remove(&id);
+        }
+    }
+
     /// After the loss: a work request has completed or been flushed.
     pub(super) fn on_sent_lost(&mut self, id: u64, out: &mut Outbox) {
         let Some(t) = self.get_mut(id) else { return };
@@ -475,6 +481,21 @@ impl Sender {
     pub(super) fn free_slots(&self) -> usize {
         self.free.len()
     }
+}
+
+/// Whether a grant of the peer's is one for us, by epoch, and for so many bytes (K6).
+pub(super) fn check_grant(cfg: &Config, grant: &GrantRef, bytes: u64) -> Result<(), Refused> {
+    let GrantRef { owner_epoch, bound_epoch, max_bytes, .. } = *grant;
+    if owner_epoch != cfg.peer_epoch {
+        return Err(Refused::PeerRestarted { grant: owner_epoch, peer: cfg.peer_epoch });
+    }
+    if bound_epoch != cfg.local_epoch {
+        return Err(Refused::WrongPeer { bound: bound_epoch, local: cfg.local_epoch });
+    }
+    if bytes > max_bytes {
+        return Err(Refused::OutOfRange { asked: bytes, granted: max_bytes });
+    }
+    Ok(())
 }
 
 impl From<SenderReason> for Reason {

@@ -52,7 +52,10 @@ fn pick(links: &[Link], rail: &Rail, sink: &impl Sink, notify: bool, prefer: u64
 impl Connection {
     pub(super) fn transmit(&mut self, now: Instant, sink: &mut impl Sink) -> Transmitted {
         let mut budget = BUDGET;
+        self.settle_reads();
         self.transmit_control(sink, &mut budget);
+        // Before data, which fills the send queues: READs are few at a time.
+        self.transmit_reads(now, sink, &mut budget);
         self.transmit_data(now, sink, &mut budget);
         self.transmit_control(sink, &mut budget);
         if self.ready_to_close() {
@@ -306,7 +309,8 @@ impl Connection {
             return Some(Urgency::Urgent);
         }
         let again = !self.resend.is_empty() || !self.talks.is_empty();
-        (again || !self.sender.headers.is_empty() || self.outgoing.has_fragment()).then_some(Urgency::Bulk)
+        let asks = self.reader.has_ask() || self.outgoing.has_fragment();
+        (again || asks || !self.sender.headers.is_empty()).then_some(Urgency::Bulk)
     }
 
     /// Fills the rest of a message with records that may travel on any queue pair.
@@ -330,6 +334,9 @@ impl Connection {
             }
             self.sender.headers.pop_front();
         }
+        // At most what could be sent again, should the rail fail.
+        let most = self.resend.room();
+        while self.reader.next_ask(self.builder.room().min(most), |record| self.builder.push(record)) {}
         while self.outgoing.next_fragment(self.builder.room(), |record| self.builder.push(record)) {}
     }
 
@@ -350,7 +357,11 @@ impl Connection {
             Queued::Answer { transfer, landed } => Record::Answer { transfer, landed },
             Queued::Revoke { grant } => Record::Revoke { grant },
             Queued::Revoked { grant } => Record::Revoked { grant },
-            Queued::Close => Record::Close { messages: self.outgoing.sent() },
+            Queued::ReadDone { grant, bytes, reason } => Record::ReadDone { grant, bytes, reason },
+            Queued::ReadRefused { target, why } => Record::ReadRefused { target, why },
+            Queued::Close => {
+                Record::Close { messages: self.outgoing.sent(), reads: self.reader.ends_said }
+            }
             Queued::Reopen { transfer } => {
                 let t =
                     self.sender.get(transfer).filter(|t| t.reopening && !t.resolved && t.abort.is_none())?;

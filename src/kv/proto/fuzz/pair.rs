@@ -3,8 +3,8 @@
 //! The input says who posts, what is executed or completed next (in any order, where there is none), who writes, cancels,
 //! revokes or closes, when time passes and when a connection dies. Unlike the simulation it follows no plan, and the
 //! fuzzer looks for inputs that reach new code. Checked: a sound peer never breaks the protocol; a receive is posted for
-//! each message (K7); outcomes are told once and are true (K1, K2); no WRITE is executed after its grant was freed (K4);
-//! after the last connection everything has ended, and a reconnect resolves every doubt.
+//! each message (K7); outcomes are told once and are true (K1, K2); no WRITE is executed after its grant was freed, and no
+//! READ (K4); after the last connection everything has ended, and a reconnect resolves every doubt.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -19,6 +19,8 @@ struct Wr {
     token: Token,
     /// Payload is written.
     data: bool,
+    /// It is read.
+    read: bool,
     /// What a receive gets of it.
     message: Option<Message>,
     executed: bool,
@@ -48,13 +50,19 @@ impl Sink for Wire {
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
         assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
         let message = imm.map(Message::Imm);
-        self.posted.push_back(Wr { qp, token, data: piece.len > 0, message, executed: false });
+        self.posted.push_back(Wr { qp, token, data: piece.len > 0, read: false, message, executed: false });
+    }
+
+    fn read(&mut self, qp: usize, _piece: &Piece, token: Token) {
+        assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
+        let (message, executed) = (None, false);
+        self.posted.push_back(Wr { qp, token, data: false, read: true, message, executed });
     }
 
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
         assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
         let message = Some(Message::Bytes(bytes.to_vec()));
-        self.posted.push_back(Wr { qp, token, data: false, message, executed: false });
+        self.posted.push_back(Wr { qp, token, data: false, read: false, message, executed: false });
     }
 }
 
@@ -64,6 +72,15 @@ struct Transfer {
     delivered: bool,
     done: Option<Outcome>,
     resolution: Option<Resolution>,
+}
+
+/// A read, and the grant of the peer that it uses.
+#[derive(Debug)]
+struct Read {
+    loan: u64,
+    /// The grant that was issued for it, once the peer has been asked to write.
+    target: Option<u64>,
+    done: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +97,12 @@ struct Side {
     wire: Wire,
     transfers: BTreeMap<u64, Transfer>,
     grants: BTreeMap<u64, Grant>,
+    /// Grants to read, those that the peer says to have read, and reads whose blocks have not come back.
+    loans: BTreeMap<u64, Grant>,
+    read: Vec<u64>,
+    reads: BTreeMap<u64, Read>,
+    /// Transfers that serve the peer's reads, with the grants that were issued for those.
+    serves: BTreeMap<u64, u64>,
 }
 
 struct Pair {
@@ -104,6 +127,7 @@ pub(crate) fn pair(data: &[u8]) {
         tx_credits: credits,
         rx_credits: credits,
         max_write: 100,
+        max_reads: 2,
     };
     let other = RailConfig { ordered: true, notify: Notify::Imm, max_write: 64, ..rail };
     let cfg = Config {
@@ -127,7 +151,7 @@ pub(crate) fn pair(data: &[u8]) {
             48..72 => p.complete(ep, arg),
             72..76 => p.settle(),
             120..128 => p.act_rail(op, ep, arg),
-            other => p.act(other % 10, ep, arg),
+            other => p.act(other % 13, ep, arg),
         }
         p.events();
     }
@@ -184,7 +208,16 @@ impl Pair {
         }
         let wr = &mut wire.posted[at];
         wr.executed = true;
-        let (qp, message, data, token) = (wr.qp, wr.message.take(), wr.data, wr.token);
+        let (qp, message, data, read, token) = (wr.qp, wr.message.take(), wr.data, wr.read, wr.token);
+        if read {
+            // Those under way are of reads that have not given their blocks back; so their loans are not over either.
+            let reading = self.sides[ep].reads.values().any(|r| {
+                let state = self.sides[1 - ep].loans.get(&r.loan);
+                state.is_some_and(|s| *s != Grant::Over)
+            });
+            let open = self.sides[1 - ep].conn.as_ref().is_some_and(|c| c.poll_timeout().is_some());
+            assert!(reading || !open, "k4: a late READ");
+        }
         if message.is_some() {
             let open = self.sides[1 - ep].conn.as_ref().is_some_and(|c| c.poll_timeout().is_some());
             let receives = &mut self.sides[ep].wire.receives[qp];
@@ -195,9 +228,14 @@ impl Pair {
             *receives -= 1;
         }
         if let (true, Some(TransferId(id))) = (data, token.transfer()) {
-            let grant = self.sides[ep].transfers[&id].grant;
-            let state = self.sides[1 - ep].grants[&grant];
-            assert_ne!(state, Grant::Over, "k4: a late WRITE under grant {grant}");
+            if let Some(target) = self.sides[ep].serves.get(&id) {
+                let known = self.sides[1 - ep].reads.values().any(|r| r.target == Some(*target));
+                assert!(known, "k4: a late WRITE for a read, under grant {target}");
+            } else {
+                let grant = self.sides[ep].transfers[&id].grant;
+                let state = self.sides[1 - ep].grants[&grant];
+                assert_ne!(state, Grant::Over, "k4: a late WRITE under grant {grant}");
+            }
         }
         let now = self.now;
         let conn = self.conn(1 - ep);
@@ -266,6 +304,31 @@ impl Pair {
             }
             8 => {
                 let _ = self.conn(ep).send_message(vec![arg as u8; arg * 4]);
+            }
+            10 => {
+                let id = self.conn(ep).issue_read_grant();
+                self.sides[ep].loans.insert(id, Grant::Open);
+            }
+            11 => {
+                // Those of an earlier connection are refused by the caller.
+                let open = self.sides[1 - ep].loans.iter().filter(|(_, state)| **state != Grant::Over);
+                let Some((&loan, _)) = open.last() else { return };
+                let (owner_epoch, bound_epoch) = (2 - ep as u64, ep as u64 + 1);
+                let grant = GrantRef { id: loan, owner_epoch, bound_epoch, max_bytes: 1 << 20 };
+                let (blocks, bytes) = (arg as u32 % 17, (arg as u64 % 17) * 128);
+                let by = match arg & 32 {
+                    0 => ReadBy::Rdma { plan: plan(self.cfg.rails.len(), blocks), depth: 2, qps: 4 },
+                    _ => ReadBy::Write { request: vec![blocks as u8; 1 + arg * 4], bytes },
+                };
+                let deadline = now + Duration::from_millis(arg as u64 * 8);
+                if let Ok(ReadId(id)) = self.conn(ep).read(ReadRequest { grant, by, deadline }, now) {
+                    let fresh = self.sides[ep].reads.insert(id, Read { loan, target: None, done: false });
+                    assert!(fresh.is_none(), "r2: a read's number used twice");
+                }
+            }
+            12 => {
+                let last = self.sides[ep].reads.keys().next_back().copied().unwrap_or(0);
+                self.conn(ep).abort_read(ReadId(last.saturating_sub(arg as u64 % 3)), now);
             }
             _ if arg < 32 => self.conn(ep).close(now + Duration::from_secs(5), now),
             _ if arg < 128 => self.reconnect(),
@@ -348,6 +411,10 @@ impl Pair {
             }
             self.conn(ep).fenced();
             self.events();
+            if self.conn(ep).is_closed() {
+                // Nobody can read any more what was lent and not read.
+                self.sides[ep].loans.values_mut().for_each(|state| *state = Grant::Over);
+            }
             self.sides[ep].conn.take().expect("there is one").into_ledger()
         });
         self.connect(ledgers);
@@ -359,7 +426,7 @@ impl Pair {
             while let Some(event) = conn.poll_event() {
                 let [a, b] = &mut self.sides;
                 let (me, peer) = if ep == 0 { (a, b) } else { (b, a) };
-                on_event(me, peer, &mut conn, event);
+                on_event(me, peer, &mut conn, event, self.now);
             }
             self.sides[ep].conn = Some(conn);
         }
@@ -375,6 +442,10 @@ impl Pair {
                 let resolved = !matches!(t.done, Some(Outcome::InDoubt(_))) || t.resolution.is_some();
                 assert!(t.done.is_some() && resolved, "k2: {id} has no end: {t:?}");
             }
+            assert!(side.reads.is_empty(), "r1: reads have no end: {:?}", side.reads);
+            for (id, l) in &side.loans {
+                assert_ne!(*l, Grant::Aborted, "k4: grant {id} to read is never freed");
+            }
             for (id, g) in &side.grants {
                 assert_ne!(*g, Grant::Aborted, "k4: grant {id} is never freed");
             }
@@ -382,8 +453,39 @@ impl Pair {
     }
 }
 
-fn on_event(me: &mut Side, peer: &mut Side, conn: &mut Connection, event: Event) {
+fn on_event(me: &mut Side, peer: &mut Side, conn: &mut Connection, event: Event, now: Instant) {
     match event {
+        Event::ReadAsked { grant, target, request } => {
+            let answer = match request.len() % 5 {
+                0 => Err(ReadRefusal::Busy),
+                _ => Ok((plan(conn.rails.len(), request[0].into()), now + Duration::from_secs(1))),
+            };
+            if let Some(TransferId(id)) = conn.serve(grant, answer, now) {
+                me.serves.insert(id, target);
+                peer.reads.values_mut().filter(|r| r.loan == grant).for_each(|r| r.target = Some(target));
+            }
+        }
+        Event::ReadDone { id, result, .. } => {
+            let read = me.reads.get_mut(&id.0).expect("r2: done what was not accepted");
+            assert!(!std::mem::replace(&mut read.done, true), "r2: a read done twice");
+            if result.is_ok() {
+                peer.read.push(read.loan);
+            }
+        }
+        Event::ReadReleased { id } => {
+            let read = me.reads.remove(&id.0).expect("r2: released twice");
+            assert!(read.done, "r2: released before it was done");
+        }
+        Event::Served { grant, .. } => {
+            assert!(me.read.contains(&grant), "k1: served, and the reader does not have it");
+            assert_eq!(me.loans.insert(grant, Grant::Over), Some(Grant::Open), "k4: a loan has ended twice");
+        }
+        Event::Aborted { grant, .. } if me.loans.contains_key(&grant) => {
+            assert_eq!(me.loans.insert(grant, Grant::Aborted), Some(Grant::Open), "k4: aborted twice");
+        }
+        Event::Freed { grant } if me.loans.contains_key(&grant) => {
+            assert_eq!(me.loans.insert(grant, Grant::Over), Some(Grant::Aborted), "k4: freed twice");
+        }
         Event::Done { id, outcome, .. } => {
             let t = me.transfers.get_mut(&id.0).expect("r2: done what was not accepted");
             assert!(t.done.replace(outcome).is_none(), "r2: done twice");

@@ -4,11 +4,19 @@ use std::time::Instant;
 
 use super::super::{AbortReason, Connection, Event, Outcome, Received, Resolution, Transmitted};
 use super::model::Context;
+use super::setup::Channel;
 use super::wire::{Happening, Item, Posted};
 use super::world::World;
 
 /// What a user may take to react, beyond the grace of the protocol.
 const REACTION: u64 = 5_000;
+
+impl Channel {
+    /// By how much an end may be later than its deadline.
+    pub(super) fn slack(&self) -> u64 {
+        self.cfg.abort_grace.as_micros() as u64 + REACTION
+    }
+}
 
 impl World {
     /// Puts a completion into the queue of a side, which polls soon.
@@ -62,6 +70,7 @@ impl World {
 
     /// The queue pairs of a side are destroyed and its connection is over. When both are, there may be another.
     pub(super) fn ended(&mut self, ch: usize, side: usize, conn: Connection) {
+        self.end_loans(ch, side);
         let s = &mut self.channels[ch].sides[side];
         s.ledger = Some(conn.into_ledger());
         s.fenced = true;
@@ -110,6 +119,7 @@ impl World {
                 depth: channel.depth,
                 max_control: channel.cfg.max_control,
                 max_write: channel.cfg.rails.iter().flat_map(|r| vec![r.max_write; r.qps]).collect(),
+                max_reads: channel.cfg.rails.iter().flat_map(|r| vec![r.max_reads; r.qps]).collect(),
                 queues: &mut channel.sides[side].queues,
                 posted: Vec::new(),
             };
@@ -126,9 +136,12 @@ impl World {
     pub(super) fn events(&mut self, ch: usize, side: usize, conn: &mut Connection) {
         while let Some(event) = conn.poll_event() {
             self.trace(|| format!("channel {ch}, side {side}: {event:?}"));
+            if self.on_read_event(ch, side, conn, &event) {
+                continue;
+            }
             let channel = &self.channels[ch];
             let (me, peer) = (channel.lives[side], channel.lives[1 - side]);
-            let slack = channel.cfg.abort_grace.as_micros() as u64 + REACTION;
+            let slack = channel.slack();
             let end = &mut self.ends[me.0];
             let mut cx = Context {
                 me,

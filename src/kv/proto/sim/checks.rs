@@ -74,8 +74,14 @@ impl World {
         if self.of(c).any(|(_, t)| t.done.is_none() || !t.released) {
             return;
         }
+        if c.sides.iter().any(|s| !s.reads.is_empty()) {
+            return;
+        }
         for side in 0..2 {
             let (me, peer) = (c.lives[side], c.lives[1 - side].0);
+            if self.model.loans.range((me, peer, 0)..=(me, peer, u64::MAX)).any(|(_, l)| l.is_ending()) {
+                return;
+            }
             for (_, g) in self.model.grants.range((me, peer, 0)..=(me, peer, u64::MAX)) {
                 if g.state == GrantState::Aborted {
                     return;
@@ -121,6 +127,9 @@ impl World {
     pub(super) fn check_end(&self) {
         for (key, t) in self.model.transfers.iter().filter(|(_, t)| !t.gone) {
             assert!(t.done.is_some() && t.released, "k5: transfer {key:?} never ended: {t:?}");
+        }
+        for (key, loan) in self.model.loans.iter().filter(|(_, l)| l.is_forgotten()) {
+            panic!("k4: grant {key:?} to read has no end: {loan:?}");
         }
         for c in &self.channels {
             assert!(

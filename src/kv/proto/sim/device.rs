@@ -16,7 +16,9 @@ impl World {
         let referred = channel.shared.as_ref().is_some_and(|s| s.refers_to(&op));
         let queue = &mut channel.sides[from].queues[qp];
         // In order: not before what was referred to has been copied.
-        let handed_off = channel.timing.lines[qp].early_completion && !referred && queue.references == 0;
+        let reads = matches!(op, Op::Read(_));
+        let early = channel.timing.lines[qp].early_completion;
+        let handed_off = early && !referred && !reads && queue.references == 0;
         queue.references += u32::from(referred);
         let travels = if channel.shared.is_some() { !referred } else { handed_off };
         let (incarnation, generation, data) = (channel.incarnation, queue.generation, None);
@@ -50,11 +52,14 @@ impl World {
             // The device tries again for a while, then gives up.
             return self.fail(&wr);
         }
-        let takes_receive = !matches!(wr.op, Op::Write { imm: None, .. });
+        let takes_receive = !matches!(wr.op, Op::Write { imm: None, .. } | Op::Read(_));
         if takes_receive && channel.sides[to].queues[wr.qp].receives == 0 {
             let open = channel.sides[to].conn.as_ref().is_some_and(|c| c.poll_timeout().is_some());
             assert!(!open, "k7: a message with no receive posted, on queue pair {}", wr.qp);
             return self.fail(&wr);
+        }
+        if let Op::Read(_) = wr.op {
+            return self.execute_read(wr);
         }
         self.summary.work_requests += 1;
         let item = match &wr.op {
@@ -70,6 +75,7 @@ impl World {
                 }
                 imm.map(|imm| Item::Imm(wr.qp, imm))
             }
+            Op::Read(_) => None,
             Op::Send(bytes) => Some(Item::Bytes(wr.qp, bytes.clone())),
         };
         let channel = &mut self.channels[wr.ch];
@@ -157,7 +163,7 @@ impl World {
         let sources = &self.ends[ends[wr.from]].sources;
         let rail = self.channels[wr.ch].rail_of(wr.qp);
         let offset = sources.offset(piece.src_addr, piece.len, piece.lkey, rail);
-        let owner = Some((ends[1 - wr.from], wr.transfer()));
+        let owner = Some(self.source_holder(wr));
         for block in sources.blocks_at(offset, piece.len as usize) {
             assert_eq!(sources.owner[block as usize], owner, "r1: a released source is read");
         }
@@ -206,7 +212,7 @@ impl World {
         }
     }
 
-    fn complete(&mut self, wr: &Wr, least: u64, ok: bool) {
+    pub(super) fn complete(&mut self, wr: &Wr, least: u64, ok: bool) {
         let channel = &mut self.channels[wr.ch];
         channel.sides[wr.from].queues[wr.qp].references -= u32::from(wr.referred);
         let mut at = self.now + least + channel.timing.delay(wr.qp, &mut self.rng);

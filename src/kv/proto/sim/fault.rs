@@ -99,6 +99,8 @@ impl World {
                     s.fenced = true;
                     s.silent_since = Some(self.now);
                     s.usable.clear();
+                    s.readable.clear();
+                    s.reads.clear();
                     s.messages.clear();
                 }
             }

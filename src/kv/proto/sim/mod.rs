@@ -1,5 +1,5 @@
 //! A seeded simulation: two or three endpoints with memory, a wire between each two that delays, reorders and dies, and
-//! users who write, cancel, revoke, close, reconnect and restart at random. What may be relied on is checked at each step.
+//! users who write, read, cancel, revoke, close, reconnect and restart at random. What may be relied on is checked at each step.
 //!
 //! | contract | what is checked | where |
 //! |---|---|---|
@@ -11,6 +11,7 @@
 //! | K6 | no write under a grant of another epoch; no grant taken twice, no fresh one refused | `model`, `user` |
 //! | K7 | a receive is posted for each message; after each step, each credit is in one place only; at rest none is missing | `device`, `checks` |
 //! | K8 | no WRITE longer than the limit or across a seam, no byte written twice, neighbours in one WRITE | `wire`, `pool`, `model` |
+//! | K1, K4 to K6, R1 | the same of reads | `reads` |
 //! | K10 | as long as one rail is left, nothing is lost and what has time lands; each word about a rail comes once; nothing is posted on a rail that is down | `rails`, `wire` |
 //! | R1, R2, R4 | a device reads owned sources only; every event once; no send queue overflows | `device`, `model`, `wire` |
 //! | B5 | the side that was dialled says nothing before it was spoken to | `wire` |
@@ -34,6 +35,7 @@ mod fault;
 mod model;
 mod pool;
 mod rails;
+mod reads;
 mod reduce;
 mod setup;
 mod shared;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::super::{Event, Outcome, Piece, Resolution};
-use super::pool::{BLOCK_BYTES, Pool};
+use super::pool::{BLOCK_BYTES, Owner, Pool};
+use super::reads::Loan;
 
 /// An endpoint's process: its index, and how often it has been restarted.
 pub(super) type Life = (usize, u32);
@@ -60,6 +61,9 @@ pub(super) struct Transfer {
 pub(super) struct Model {
     pub(super) grants: BTreeMap<GrantKey, Grant>,
     pub(super) transfers: BTreeMap<TransferKey, Transfer>,
+    pub(super) loans: BTreeMap<GrantKey, Loan>,
+    /// Transfers that serve reads: the loan, the grant that was issued for it, and who holds the blocks.
+    pub(super) serves: BTreeMap<TransferKey, (GrantKey, u64, Option<Owner>)>,
     /// Aborts that a receiver must have heard of by a time, if the channel lives.
     pub(super) aborts: Vec<(u64, GrantKey)>,
 }
@@ -131,6 +135,10 @@ impl Model {
                 cx.targets.release(&g.blocks, (cx.peer.0, grant));
             }
             Event::Message(_) | Event::PeerClosed | Event::Lost(_) | Event::Closed => {}
+            Event::ReadDone { .. }
+            | Event::ReadReleased { .. }
+            | Event::ReadAsked { .. }
+            | Event::Served { .. } => unreachable!("of reads: see there"),
             Event::RailDown { .. } | Event::RailUp { .. } | Event::RailTalk { .. } => {}
         }
     }
@@ -188,6 +196,13 @@ impl Model {
         piece: &Piece,
         targets: &Pool,
     ) {
+        if let Some((.., holder)) = self.serves.get(&key) {
+            for block in targets.blocks_at(offset, piece.len as usize) {
+                let owner = targets.owner[block as usize];
+                assert_eq!(owner, *holder, "k4: a late write of a read hits block {block}");
+            }
+            return;
+        }
         let t = &self.transfers[&key];
         assert_eq!(t.grant.0, receiver, "k6: a write under a grant of another epoch");
         for block in targets.blocks_at(offset, piece.len as usize) {
@@ -198,7 +213,9 @@ impl Model {
 
     /// A WRITE has been executed: all of its piece is in place.
     pub(super) fn on_executed(&mut self, key: TransferKey, piece: &Piece) {
-        self.transfers.get_mut(&key).expect("a write of no transfer").executed.push(*piece);
+        if !self.serves.contains_key(&key) {
+            self.transfers.get_mut(&key).expect("a write of no transfer").executed.push(*piece);
+        }
     }
 
     /// A transfer is under way between two processes.
@@ -225,6 +242,7 @@ impl Model {
         for (_, t) in self.transfers.iter_mut().filter(|((l, ..), _)| *l == life) {
             t.gone = true;
         }
+        self.loans.iter_mut().filter(|((l, ..), _)| *l == life).for_each(|(_, l)| l.process_ended());
     }
 }
 

@@ -49,6 +49,7 @@ pub(super) fn draw(script: &Script, channels: &mut [Channel]) -> u32 {
                 rail.ordered = rng.one_in(2);
                 rail.notify = if rail.ordered && rng.one_in(2) { Notify::Send } else { Notify::Imm };
                 rail.max_write = rng.pick(&[16, 64, 100, 4096]);
+                rail.max_reads = rng.range(1, 4) as u32;
                 line.latency = rng.pick(&[1, 20, 200, 1000]);
                 line.ordered = rail.ordered;
             }

@@ -1,6 +1,6 @@
 //! What a seed draws at its start: endpoints, the capabilities and the timing of each channel.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailConfig};
@@ -8,6 +8,7 @@ use super::Rng;
 use super::model::{GrantKey, Life};
 use super::pool::{BLOCK_BYTES, BLOCKS, Pool};
 use super::rails::{Health, receives};
+use super::reads::Reading;
 use super::shared::Shared;
 use super::wire::{Item, Queue, Timing};
 use crate::kv::layout::Layout;
@@ -62,6 +63,10 @@ pub(super) struct Side {
     pub(super) silent_since: Option<u64>,
     /// Grants of the peer.
     pub(super) usable: Vec<GrantKey>,
+    /// Grants of the peer to read, of the present connection.
+    pub(super) readable: Vec<GrantKey>,
+    /// Reads of the present connection whose blocks have not come back.
+    pub(super) reads: BTreeMap<u64, Reading>,
     /// Messages that were accepted on this connection and not yet delivered to the peer.
     pub(super) messages: VecDeque<Vec<u8>>,
 }
@@ -113,9 +118,11 @@ impl Channel {
             tx_credits: credits[1],
             rx_credits: credits[0],
             max_write: 0,
+            max_reads: 0,
         };
         let max_control = if rng.one_in(2) { 256 } else { 1024 };
         rail.max_write = rng.pick(&[16, 64, 100, 4096]);
+        rail.max_reads = rng.range(1, 4) as u32;
         let cfg = Config {
             rails: vec![rail],
             local_epoch: 0,

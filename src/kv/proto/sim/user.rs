@@ -16,7 +16,7 @@ impl World {
             return;
         }
         let Some(mut conn) = self.channels[ch].sides[side].conn.take() else { return };
-        let what = rng.below(40);
+        let what = rng.below(60);
         self.trace(|| format!("channel {ch}, side {side}: the user does {what}"));
         match what {
             0..16 => self.act_grant(rng, ch, side, &mut conn),
@@ -28,6 +28,10 @@ impl World {
                 self.summary.closed_by_users += 1;
                 conn.close(self.instant(self.now + AMPLE), self.instant(self.now));
             }
+            40..49 => self.act_lend(rng, ch, side, &mut conn),
+            49..57 => self.act_read(rng, ch, side, &mut conn),
+            57..59 => self.act_abort_read(rng, ch, side, &mut conn),
+            59 => self.act_revoke_loan(rng, ch, side, &mut conn),
             _ => {
                 let most = rng.pick(&[1, 2, 300, 3000]);
                 let len = rng.below(most);

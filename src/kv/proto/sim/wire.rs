@@ -9,6 +9,7 @@ use super::Rng;
 #[derive(Debug, Clone)]
 pub(super) enum Op {
     Write { piece: Piece, imm: Option<u32> },
+    Read(Piece),
     Send(Vec<u8>),
 }
 
@@ -64,6 +65,8 @@ pub(super) enum Item {
 pub(super) enum Happening {
     /// The target's device executes it.
     Execute(Wr),
+    /// What a READ has asked for comes back.
+    Answer(Wr),
     /// A piece of it is copied by the process that owns the target, in shared memory.
     Copy(Wr),
     /// The device of a side shows a completion. Each queue pair is polled at its own time.
@@ -113,7 +116,7 @@ impl Happening {
     /// The channel that it belongs to.
     pub(super) fn channel(&self) -> Option<usize> {
         match self {
-            Self::Execute(wr) | Self::Copy(wr) => Some(wr.ch),
+            Self::Execute(wr) | Self::Answer(wr) | Self::Copy(wr) => Some(wr.ch),
             Self::Show { ch, .. } | Self::Fence { ch, .. } | Self::Reconnect { ch } => Some(*ch),
             Self::RailFence { ch, .. } | Self::RailProbe { ch, .. } => Some(*ch),
             Self::Act(_) | Self::Fault(_) | Self::RailFault(_) | Self::Thaw { .. } => None,
@@ -204,6 +207,7 @@ pub(super) struct Posted<'a> {
     pub(super) max_control: usize,
     /// By queue pair.
     pub(super) max_write: Vec<u32>,
+    pub(super) max_reads: Vec<u32>,
     pub(super) queues: &'a mut [Queue],
     pub(super) posted: Vec<(usize, Op, Token)>,
 }
@@ -227,6 +231,13 @@ impl Sink for Posted<'_> {
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
         assert!(piece.len <= self.max_write[qp], "k8: a WRITE of {} bytes", piece.len);
         self.push(qp, Op::Write { piece: *piece, imm }, token);
+    }
+
+    fn read(&mut self, qp: usize, piece: &Piece, token: Token) {
+        assert!(piece.len > 0 && piece.len <= self.max_write[qp], "k8: a READ of {} bytes", piece.len);
+        let reads = self.queues[qp].outstanding.iter().filter(|t| t.is_read()).count();
+        assert!(reads < self.max_reads[qp] as usize, "r4: {reads} READs in flight");
+        self.push(qp, Op::Read(*piece), token);
     }
 
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {

@@ -146,6 +146,8 @@ impl World {
             s.queues = queues;
             s.cq.clear();
             s.messages.clear();
+            s.readable.clear();
+            assert!(s.reads.is_empty(), "r1: reads outlive their connection: {:?}", s.reads);
             s.fenced = false;
             s.closed = false;
             s.silent_since = silent[side];
@@ -201,6 +203,7 @@ impl World {
 
     pub(super) fn on_happening(&mut self, what: Happening) {
         match what {
+            Happening::Answer(wr) => self.answer(wr),
             Happening::Execute(wr) if self.channels[wr.ch].shared.is_some() => self.enter_ring(wr),
             Happening::Execute(wr) => self.execute(wr),
             Happening::Copy(wr) => self.copy(wr),

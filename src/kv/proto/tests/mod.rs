@@ -5,6 +5,7 @@ mod landing;
 mod limits;
 mod opening;
 mod rails;
+mod reads;
 
 use super::*;
 use crate::kv::layout::Layout;
@@ -19,6 +20,7 @@ pub(super) fn rail() -> RailConfig {
         tx_credits: Credits { data: 8, control: 8 },
         rx_credits: Credits { data: 8, control: 8 },
         max_write: 4096,
+        max_reads: 4,
     }
 }
 
@@ -39,20 +41,25 @@ pub(super) fn config() -> Config {
 #[derive(Debug, Clone)]
 enum Posted {
     Write(usize, Piece, Option<u32>, Token),
+    Read(usize, Token),
     Send(usize, Vec<u8>, Token),
 }
 
 impl Posted {
     fn token(&self) -> Token {
         match self {
-            Self::Write(.., t) | Self::Send(.., t) => *t,
+            Self::Write(.., t) | Self::Read(.., t) | Self::Send(.., t) => *t,
         }
     }
 
     fn qp(&self) -> usize {
         match self {
-            Self::Write(q, ..) | Self::Send(q, ..) => *q,
+            Self::Write(q, ..) | Self::Read(q, ..) | Self::Send(q, ..) => *q,
         }
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self, Self::Read(..))
     }
 
     fn is_write(&self) -> bool {
@@ -83,6 +90,10 @@ impl Sink for Wire {
 
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
         self.posted.push(Posted::Write(qp, *piece, imm, token));
+    }
+
+    fn read(&mut self, qp: usize, _piece: &Piece, token: Token) {
+        self.posted.push(Posted::Read(qp, token));
     }
 
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
@@ -132,7 +143,7 @@ impl Pair {
         let now = self.now;
         match p {
             Posted::Write(qp, _, Some(imm), _) => self.conns[ep].handle_recv(*qp, Received::Imm(*imm), now),
-            Posted::Write(.., None, _) => Ok(()),
+            Posted::Write(.., None, _) | Posted::Read(..) => Ok(()),
             Posted::Send(qp, bytes, _) => self.conns[ep].handle_recv(*qp, Received::Bytes(bytes), now),
         }
     }

@@ -1,0 +1,237 @@
+//! From a request to read to a plan, at either end: to the READs that we post, or to the WRITEs of the owner, whom a
+//! message in a codec of its own tells what to write where.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::blocks::Blocks;
+use super::grant::{Binding, Grant};
+use super::pool::KvPool;
+use super::proto::{Plan, PlanBuilder, PlanError, ReadRefusal};
+use super::read::{ReadError, ReadRequest};
+use super::targets::{self, PeerPool, whole};
+use super::write::{WriteError, WriteRequest};
+use crate::wire::{Malformed, Reader, Writer};
+
+/// What a request comes to, checked: whoever moves the data.
+pub(crate) struct Extent {
+    pub(crate) bytes: u64,
+    /// Pairs of blocks × layers.
+    pub(crate) descriptors: u64,
+}
+
+/// Checks the positions of `request` (R10), and counts what it asks for.
+pub(crate) fn check(request: &ReadRequest, pool: &KvPool) -> Result<Extent, ReadError> {
+    let (grant, target) = (&request.grant, &request.target);
+    let count = match &request.pairs {
+        None => {
+            if grant.len() > target.len() {
+                let (index, limit) = (u64::from(grant.len()) - 1, target.len().into());
+                return Err(ReadError::OutOfRange { what: "position in our blocks", index, limit });
+            }
+            u64::from(grant.len())
+        }
+        Some(pairs) => {
+            let mut taken = vec![0u64; (target.len() as usize).div_ceil(64)];
+            for &(from, to) in pairs {
+                for (what, index, limit) in [
+                    ("position in the grant", from, grant.len()),
+                    ("position in our blocks", to, target.len()),
+                ] {
+                    if index >= limit {
+                        return Err(ReadError::OutOfRange { what, index: index.into(), limit: limit.into() });
+                    }
+                }
+                let (word, bit) = (to as usize / 64, 1 << (to % 64));
+                if taken[word] & bit != 0 {
+                    return Err(ReadError::Duplicate { position: to });
+                }
+                taken[word] |= bit;
+            }
+            pairs.len() as u64
+        }
+    };
+    let layout = pool.layout();
+    // Each of our blocks at most once: within the size of our pool.
+    let descriptors = count * u64::from(layout.layers());
+    Ok(Extent { bytes: descriptors * layout.block_bytes(), descriptors })
+}
+
+/// The plan of READs: its source side is our memory, and its target side the owner's. `request` has been checked.
+pub(crate) fn by_reads(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) -> Result<Plan, ReadError> {
+    let (grant, target) = (&request.grant, &request.target);
+    let mut builder = PlanBuilder::new((pool.layout(), &peer.ours), (&peer.layout, &peer.seams))
+        .map_err(|error| refused(&error))?;
+    match &request.pairs {
+        None => {
+            let push = |theirs, ours, count| builder.push(ours, theirs, count);
+            whole(grant.runs(), target.runs().iter().copied(), push).map_err(|error| refused(&error))?;
+        }
+        Some(pairs) => {
+            for &(from, to) in pairs {
+                let theirs = grant.block_at(from).ok_or(ReadError::OutOfRange {
+                    what: "position in the grant",
+                    index: from.into(),
+                    limit: grant.len().into(),
+                })?;
+                let ours = target.id(to).map_err(|_| ReadError::OutOfRange {
+                    what: "position in our blocks",
+                    index: to.into(),
+                    limit: target.len().into(),
+                })?;
+                builder.push(ours, theirs, 1).map_err(|error| refused(&error))?;
+            }
+        }
+    }
+    builder.build().map_err(|error| refused(&error))
+}
+
+/// Layouts, pools and rails were compared when the channel was set up: what is left is a block of the grant beyond the
+/// owner's pool.
+fn refused(error: &PlanError) -> ReadError {
+    match *error {
+        PlanError::OutOfRange { block, count, blocks, .. } => ReadError::OutOfRange {
+            what: "block of the grant",
+            index: u64::from(block) + u64::from(count) - 1,
+            limit: blocks.into(),
+        },
+        PlanError::PoolTooSmall { needed, have, .. } => {
+            ReadError::OutOfRange { what: "byte of the owner's pool", index: needed, limit: have }
+        }
+        _ => ReadError::OutOfRange { what: "byte", index: u64::MAX, limit: u64::MAX },
+    }
+}
+
+mod tag {
+    pub(super) const TIME: u16 = 1;
+    pub(super) const RUNS: u16 = 2;
+    pub(super) const PAIRS: u16 = 3;
+}
+
+/// The message to the owner: our blocks in order of position, the pairs if there are any, and the time that is left.
+pub(crate) fn encode(request: &ReadRequest, time: Duration) -> Vec<u8> {
+    let pairs = request.pairs.as_deref();
+    let mut out = Vec::with_capacity(32 + 8 * (request.target.runs().len() + pairs.map_or(0, <[_]>::len)));
+    let mut w = Writer(&mut out);
+    w.field(tag::TIME, |w| {
+        w.u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+    });
+    let list = |w: &mut Writer<'_>, list: &[(u32, u32)]| {
+        for &(a, b) in list {
+            w.u32(a).u32(b);
+        }
+    };
+    w.field(tag::RUNS, |w| list(w, request.target.runs()));
+    if let Some(pairs) = pairs {
+        w.field(tag::PAIRS, |w| list(w, pairs));
+    }
+    out
+}
+
+/// What the peer asks for.
+#[derive(Debug, PartialEq, Eq)]
+struct Ask {
+    time: Duration,
+    runs: Vec<(u32, u32)>,
+    pairs: Option<Vec<(u32, u32)>>,
+}
+
+impl Ask {
+    /// Fields that a later version has added are passed over (B1).
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (mut time, mut runs, mut pairs) = (None, None, None);
+        let mut r = Reader::new(bytes, "request to write");
+        while let Some((tag, mut f)) = r.field()? {
+            match tag {
+                tag::TIME => time = Some(Duration::from_millis(f.u64()?)),
+                tag::RUNS => runs = Some(list(&mut f)?),
+                tag::PAIRS => pairs = Some(list(&mut f)?),
+                _ => {}
+            }
+        }
+        match (time, runs) {
+            (Some(time), Some(runs)) => Ok(Self { time, runs, pairs }),
+            _ => Err(r.malformed()),
+        }
+    }
+}
+
+fn list(f: &mut Reader<'_>) -> Result<Vec<(u32, u32)>, Malformed> {
+    if !f.remaining().is_multiple_of(8) {
+        return Err(f.malformed());
+    }
+    // As many as were sent.
+    let mut out = Vec::with_capacity(f.remaining() / 8);
+    while f.remaining() > 0 {
+        out.push((f.u32()?, f.u32()?));
+    }
+    Ok(out)
+}
+
+/// The owner's plan for what the peer asks for in `bytes`, from the blocks that it granted to the peer's, under the
+/// peer's grant that `binding` and `target` name; and the time that it has.
+pub(crate) fn serve(
+    bytes: &[u8],
+    binding: Binding,
+    target: u64,
+    source: &Arc<Blocks>,
+    pool: &KvPool,
+    peer: &PeerPool,
+) -> Result<(Plan, Duration), ReadRefusal> {
+    let Ask { time, runs, pairs } = Ask::decode(bytes).map_err(|_| ReadRefusal::Malformed)?;
+    if !peer.writable {
+        return Err(ReadRefusal::OutOfRange);
+    }
+    // Checks that no block is in it twice.
+    let grant = Grant::from_runs(binding, target, runs).map_err(|_| ReadRefusal::OutOfRange)?;
+    let mut request = WriteRequest::new(&grant, source.clone());
+    request.pairs = pairs;
+    let planned = targets::plan(&request, pool, peer);
+    let planned = planned.map_err(|_: WriteError| ReadRefusal::OutOfRange)?;
+    Ok((planned.plan, time))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(fill: impl FnOnce(&mut Writer<'_>)) -> Vec<u8> {
+        let mut out = Vec::new();
+        fill(&mut Writer(&mut out));
+        out
+    }
+
+    #[test]
+    fn b1_a_request_to_write_decodes_with_unknown_fields() {
+        let bytes = asked(|w| {
+            w.field(tag::TIME, |w| {
+                w.u64(1500);
+            });
+            w.field(99, |w| {
+                w.raw(b"later");
+            });
+            w.field(tag::RUNS, |w| {
+                w.u32(4).u32(2);
+            });
+        });
+        let want = Ask { time: Duration::from_millis(1500), runs: vec![(4, 2)], pairs: None };
+        assert_eq!(Ask::decode(&bytes), Ok(want));
+    }
+
+    #[test]
+    fn b1_a_hostile_request_to_write_is_an_error_and_never_a_panic() {
+        assert!(Ask::decode(&[]).is_err());
+        let odd = asked(|w| {
+            w.field(tag::TIME, |w| {
+                w.u64(1);
+            });
+            w.field(tag::RUNS, |w| {
+                w.raw(&[0; 9]);
+            });
+        });
+        assert!(Ask::decode(&odd).is_err());
+        for cut in 0..odd.len() {
+            let _ = Ask::decode(&odd[..cut]);
+        }
+    }
+}
