@@ -14,7 +14,7 @@ use super::blocks::Blocks;
 use super::free_runs::{FreeRuns, push_run};
 use super::layout::Layout;
 use super::lock;
-use super::proto::{Part, Seams};
+use super::proto::{Part, PoolSeams, Seams};
 use crate::device::ProtectionDomain;
 use crate::error::MemoryError;
 use crate::memory::{Exposed, Memory, Region};
@@ -84,7 +84,7 @@ struct Inner {
     access: PoolAccess,
     /// The whole pool, in order of address. More than one where the device's `max_mr_size` asks for it.
     regions: Vec<Region<Exposed>>,
-    seams: Seams,
+    seams: PoolSeams,
     /// As many permits as there are free blocks. A permit is held (forgotten) by each claimed block.
     permits: Semaphore,
     free: Mutex<FreeRuns>,
@@ -138,7 +138,7 @@ impl KvPool {
         };
         let regions = pd.register_pieces(memory, remote).await?;
         let parts = regions.iter().map(|r| Part { addr: r.addr(), len: r.len(), key: r.lkey() }).collect();
-        let seams = Seams::new(parts).expect("a mapping has bytes and does not wrap around");
+        let seams = Seams::new(parts).expect("a mapping has bytes and does not wrap around").into();
         let blocks = layout.blocks();
         Ok(Self {
             inner: Arc::new(Inner {
@@ -171,7 +171,7 @@ impl KvPool {
         &self.inner.regions
     }
 
-    pub(crate) fn seams(&self) -> &Seams {
+    pub(crate) fn seams(&self) -> &PoolSeams {
         &self.inner.seams
     }
 

@@ -7,7 +7,7 @@ use super::config::{CONTROL_BYTES, KvConfig};
 use super::driver::{KvDriver, OnEnd, Parts};
 use super::endpoint::Shared;
 use super::layout::{Dtype, Layout};
-use super::proto::{self, Connection, Ledger, Part, Seams, TransferId};
+use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
 use super::targets::PeerPool;
 use crate::connect::{
@@ -191,7 +191,7 @@ pub(super) fn peer_pool(peer: &Hello) -> Result<PeerPool, Reject> {
         .map_err(|e| malformed(e.to_string()))?
         .with_dtype(dtype);
     let parts = peer.regions.iter().map(|r| Part { addr: r.addr, len: r.len, key: r.rkey }).collect();
-    let seams = Seams::new(parts).map_err(|e| malformed(e.to_string()))?;
+    let seams = PoolSeams::from(Seams::new(parts).map_err(|e| malformed(e.to_string()))?);
     // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
     if seams.total() > 0 && seams.total() < layout.required_bytes() {
         return Err(malformed(format!(
@@ -212,20 +212,23 @@ pub(super) fn protocol(
     opening: proto::Opening,
 ) -> Result<proto::Config, Reject> {
     let config = &built.config;
-    let proto = proto::Config {
+    let rail = proto::RailConfig {
         qps: agreed.qps,
         notify: match agreed.notify {
             crate::connect::Notify::Imm => proto::Notify::Imm,
             crate::connect::Notify::Send => proto::Notify::Send,
         },
-        opening,
         ordered: agreed.ordered,
-        local_epoch: shared.epoch,
-        peer_epoch: peer.epoch,
+        opening,
         tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
         rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
-        max_control: agreed.max_control as usize,
         max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+    };
+    let proto = proto::Config {
+        rails: vec![rail],
+        local_epoch: shared.epoch,
+        peer_epoch: peer.epoch,
+        max_control: agreed.max_control as usize,
         max_transfers: config.max_transfers,
         heartbeat: config.heartbeat,
         peer_timeout: config.peer_timeout,

@@ -6,14 +6,14 @@ use super::blocks::Blocks;
 use super::grant::Grant;
 use super::layout::Layout;
 use super::pool::KvPool;
-use super::proto::{Plan, PlanBuilder, PlanError, Seams};
+use super::proto::{Plan, PlanBuilder, PlanError, PoolSeams};
 use super::write::{WriteError, WriteRequest};
 
 /// The peer's pool, as its hello described it.
 #[derive(Debug)]
 pub(crate) struct PeerPool {
     pub(crate) layout: Layout,
-    pub(crate) seams: Seams,
+    pub(crate) seams: PoolSeams,
 }
 
 /// A plan, the number of bytes that its grant covers, and how long planning took.
@@ -112,6 +112,9 @@ fn refused(error: PlanError, pool: &KvPool) -> WriteError {
         PlanError::Dtypes { .. } => WriteError::OutOfRange { what: "dtype", index: 1, limit: 0 },
         PlanError::PoolTooSmall { needed, have, .. } => {
             WriteError::OutOfRange { what: "pool byte", index: needed, limit: have }
+        }
+        PlanError::Rails { source_rails, target_rails } => {
+            WriteError::OutOfRange { what: "rail", index: source_rails as u64, limit: target_rails as u64 }
         }
         PlanError::BadPart { index } => {
             WriteError::OutOfRange { what: "region", index: index as u64, limit: pool.regions().len() as u64 }

@@ -47,24 +47,32 @@ pub(crate) const SQ_RESERVE: usize = 4;
 /// The most that the peer's time-out and the grace of an abort may be: sums of them stay within the clock.
 pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 
-#[derive(Clone, Debug)]
-pub(crate) struct Config {
-    /// Queue pairs, numbered alike on both sides: 1 to 64.
+/// One rail: a local device, joined to one of the peer's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RailConfig {
+    /// Its queue pairs, at least 1.
     pub(crate) qps: usize,
     pub(crate) notify: Notify,
-    pub(crate) opening: Opening,
     /// Messages of a queue pair arrive in the order in which they were posted.
     pub(crate) ordered: bool,
-    pub(crate) local_epoch: u64,
-    pub(crate) peer_epoch: u64,
+    pub(crate) opening: Opening,
     /// Receives that the peer has posted on each queue pair.
     pub(crate) tx_credits: Credits,
     /// Receives that we have posted on each queue pair.
     pub(crate) rx_credits: Credits,
-    /// Bytes of the largest control SEND: the receive buffers of both sides.
-    pub(crate) max_control: usize,
     /// Bytes of the largest WRITE.
     pub(crate) max_write: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// At least one. The queue pairs of all are numbered from 0, those of the first rail first, alike on both sides:
+    /// at most 64.
+    pub(crate) rails: Vec<RailConfig>,
+    pub(crate) local_epoch: u64,
+    pub(crate) peer_epoch: u64,
+    /// Bytes of the largest control SEND: the receive buffers of both sides.
+    pub(crate) max_control: usize,
     /// Transfers that may be started and not yet finished: 1 to 4096. Others wait.
     pub(crate) max_transfers: u16,
     /// A queue pair that has been silent for so long is asked for a sign of life.
@@ -85,8 +93,8 @@ pub(crate) struct ConfigError {
     pub(crate) must: &'static str,
 }
 
-impl Config {
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+impl RailConfig {
+    fn check(&self) -> Result<(), ConfigError> {
         let fail = |what, got, must| Err(ConfigError { what, got, must });
         if self.qps == 0 || self.qps > MAX_QPS {
             return fail("qps", self.qps as u64, "1 to 64");
@@ -102,17 +110,50 @@ impl Config {
                 return fail("control credits", u64::from(c.control), "at least 4");
             }
         }
+        if self.max_write == 0 {
+            return fail("max_write", 0, "at least 1");
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    /// Queue pairs of all rails.
+    pub(crate) fn qps(&self) -> usize {
+        self.rails.iter().map(|r| r.qps).sum()
+    }
+
+    /// Queue pairs of rails that keep the order.
+    pub(super) fn ordered_mask(&self) -> u64 {
+        let qps = self.rails.iter().flat_map(|r| std::iter::repeat_n(r.ordered, r.qps));
+        qps.enumerate().fold(0, |mask, (qp, ordered)| mask | u64::from(ordered) << qp)
+    }
+
+    /// A notification is counted on some queue pair: always where a rail has no order, and after a rail has failed.
+    pub(super) fn counts(&self) -> bool {
+        self.rails.len() > 1 || self.rails.iter().any(|r| !r.ordered)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let fail = |what, got, must| Err(ConfigError { what, got, must });
+        if self.rails.is_empty() {
+            return fail("rails", 0, "at least 1");
+        }
+        self.rails.iter().try_for_each(RailConfig::check)?;
+        // Each is at most 64, so that the sum fits.
+        if self.rails.len() > MAX_QPS || self.qps() > MAX_QPS {
+            return fail("qps of all rails", self.qps() as u64, "at most 64");
+        }
         // The largest indivisible record is a header with a count for each queue pair.
-        let counts = if self.ordered { 0 } else { 4 * self.qps };
-        if self.max_control < MIN_CONTROL.max(128 + counts) {
+        let counts = if self.counts() { 4 * self.qps() } else { 0 };
+        // With several rails it may have to be sent again, within another record.
+        let least = if self.rails.len() > 1 { 160 } else { 128 };
+        if self.max_control < MIN_CONTROL.max(least + counts) {
             return fail(
                 "max_control",
                 self.max_control as u64,
-                "at least 256, and 128 + 4 × qps without order",
+                "at least 256, 128 + 4 × qps without order, and 160 + 4 × qps with several rails",
             );
-        }
-        if self.max_write == 0 {
-            return fail("max_write", 0, "at least 1");
         }
         if self.max_transfers == 0 || self.max_transfers > MAX_SLOTS {
             return fail("max_transfers", u64::from(self.max_transfers), "1 to 4096");

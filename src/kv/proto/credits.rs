@@ -7,7 +7,7 @@
 //! Suppose that both sides have spent all. Each side's last message has given credits back, so the other side's
 //! last message was sent after it had arrived: each was sent after the other. That cannot be.
 
-use super::config::{Config, Credits};
+use super::config::{Credits, RailConfig};
 use super::event::ProtocolViolation;
 
 /// Both directions of one class.
@@ -75,8 +75,8 @@ pub(super) struct QpCredits {
 }
 
 impl QpCredits {
-    pub(super) fn new(cfg: &Config) -> Self {
-        let (tx, rx): (Credits, Credits) = (cfg.tx_credits, cfg.rx_credits);
+    pub(super) fn new(rail: &RailConfig) -> Self {
+        let (tx, rx): (Credits, Credits) = (rail.tx_credits, rail.rx_credits);
         Self { data: Counter::new(tx.data, rx.data), control: Counter::new(tx.control, rx.control) }
     }
 
@@ -141,15 +141,14 @@ impl QpCredits {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::config;
+    use super::super::tests::rail;
     use super::*;
 
     #[test]
     fn k7_the_last_control_credit_is_spent_on_returning_only() {
-        let mut cfg = config();
-        cfg.tx_credits = Credits { data: 1, control: 4 };
-        cfg.rx_credits = Credits { data: 8, control: 4 };
-        let mut c = QpCredits::new(&cfg);
+        let tx_credits = Credits { data: 1, control: 4 };
+        let rx_credits = Credits { data: 8, control: 4 };
+        let mut c = QpCredits::new(&RailConfig { tx_credits, rx_credits, ..rail() });
         for _ in 0..2 {
             assert!(c.may_send_control(Urgency::Bulk));
             c.on_sent_control();
@@ -170,9 +169,8 @@ mod tests {
 
     #[test]
     fn k7_a_peer_that_overruns_its_credits_is_found_out() {
-        let mut cfg = config();
-        cfg.rx_credits = Credits { data: 2, control: 4 };
-        let mut c = QpCredits::new(&cfg);
+        let rx_credits = Credits { data: 2, control: 4 };
+        let mut c = QpCredits::new(&RailConfig { rx_credits, ..rail() });
         c.on_received_data().expect("1");
         assert!(c.must_report());
         c.on_received_data().expect("2");

@@ -18,9 +18,10 @@ impl Connection {
         };
         link.live.on_heard(now);
         link.open = true;
+        let notify = self.cfg.rails[link.rail].notify;
         let bytes = match received {
             Received::Imm(imm) => {
-                if self.cfg.notify != Notify::Imm {
+                if notify != Notify::Imm {
                     return Err(ProtocolViolation::Rule("an immediate where there are none"));
                 }
                 link.credits.on_received_data()?;
@@ -41,7 +42,7 @@ impl Connection {
         self.receiver.on_resolved_below(head.resolved_below);
         while let Some(record) = records.next()? {
             let is_notify = matches!(record, Record::Notify { .. });
-            if is_notify != (head.class == Class::Data) || (is_notify && self.cfg.notify != Notify::Send) {
+            if is_notify != (head.class == Class::Data) || (is_notify && notify != Notify::Send) {
                 return Err(ProtocolViolation::Rule("a record in a message of the wrong class"));
             }
             self.on_record(qp, record, now)?;

@@ -58,6 +58,7 @@ impl<'a> Input<'a> {
 fn plan(blocks: u32) -> Plan {
     let layout = Layout::new(2, 16, 64, 16 * 64, 64).expect("a valid layout");
     let seams = Seams::new(vec![Part { addr: 4096, len: 2 * 16 * 64, key: 1 }]).expect("a valid part");
+    let seams = PoolSeams::from(seams);
     let mut b = PlanBuilder::new((&layout, &seams), (&layout, &seams)).expect("layouts that agree");
     if blocks > 0 {
         b.push(0, 0, blocks).expect("blocks of the pool");
@@ -71,17 +72,20 @@ pub(crate) fn operations(data: &[u8]) {
     let Some(flags) = input.byte() else { return };
     let ordered = flags & 1 != 0;
     let credits = Credits { data: 8, control: 8 };
-    let cfg = Config {
+    let rail = RailConfig {
+        ordered,
         qps: usize::from(flags >> 6) + 1,
         notify: if ordered && flags & 2 != 0 { Notify::Send } else { Notify::Imm },
         opening: if flags & 16 != 0 { Opening::Listen } else { Opening::Free },
-        ordered,
-        local_epoch: EPOCHS.0,
-        peer_epoch: EPOCHS.1,
         tx_credits: credits,
         rx_credits: credits,
-        max_control: 512,
         max_write: 100,
+    };
+    let cfg = Config {
+        rails: vec![rail],
+        local_epoch: EPOCHS.0,
+        peer_epoch: EPOCHS.1,
+        max_control: 512,
         max_transfers: 4,
         heartbeat: Duration::from_millis(100),
         peer_timeout: Duration::from_millis(500),

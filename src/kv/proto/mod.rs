@@ -22,9 +22,9 @@
 //! ```
 //!
 //! Without order every WRITE carries the immediate and the header counts them. Without immediates a SEND takes
-//! its place. What the files hold: `plan` what to copy; `sender` and `receiver` the two halves; `transmit` packs and
-//! cuts; `control` the codec; `credits` and `liveness` one queue pair; `message` the application's messages;
-//! `ledger` what outlives a connection.
+//! its place. What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves;
+//! `transmit` packs and cuts; `control` the codec; `credits` and `liveness` one queue pair, `rails` those of one device;
+//! `message` the application's messages; `ledger` what outlives a connection.
 //!
 //! The duties of the caller:
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
@@ -47,8 +47,10 @@ mod liveness;
 mod message;
 mod outbox;
 mod plan;
+mod rails;
 mod ranges;
 mod receiver;
+mod seams;
 mod sender;
 mod transfer;
 mod transmit;
@@ -61,7 +63,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-pub(crate) use config::{Config, ConfigError, DAY, MAX_QPS, Notify, Opening, SQ_RESERVE};
+pub(crate) use config::{Config, ConfigError, DAY, MAX_QPS, Notify, Opening, RailConfig, SQ_RESERVE};
 pub(crate) use event::*;
 pub use event::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
 pub(crate) use ledger::Ledger;
@@ -69,19 +71,23 @@ pub(crate) use ledger::Ledger;
 pub(crate) use message::MAX_MESSAGE;
 pub(crate) use {
     config::Credits,
-    plan::{Part, Piece, Plan, PlanBuilder, PlanError, Seams},
+    plan::{Piece, Plan, PlanBuilder, PlanError},
+    seams::{Part, PoolSeams, Seams},
 };
 
 use control::Builder;
 use credits::{QpCredits, Urgency};
 use liveness::{Liveness, Tick};
 use outbox::Outbox;
+use rails::Rail;
 use receiver::Receiver;
 use sender::Sender;
 
 /// One queue pair.
 #[derive(Debug)]
 struct Link {
+    /// The rail that it belongs to.
+    rail: usize,
     credits: QpCredits,
     live: Liveness,
     /// We may send: the peer has, or needs not be the first.
@@ -93,6 +99,19 @@ struct Link {
 }
 
 impl Link {
+    fn new(rail: usize, cfg: &RailConfig, now: Instant) -> Self {
+        Self {
+            rail,
+            credits: QpCredits::new(cfg),
+            live: Liveness::new(now),
+            open: cfg.opening != Opening::Listen,
+            // Whoever has to speak first asks for a sign of life.
+            ping: cfg.opening == Opening::Speak,
+            pong: false,
+            abort_done: VecDeque::new(),
+        }
+    }
+
     /// Something waits that must travel on this queue pair.
     fn is_due(&self) -> bool {
         self.ping || self.pong || !self.abort_done.is_empty() || self.credits.must_report()
@@ -121,6 +140,7 @@ enum State {
 pub(crate) struct Connection {
     cfg: Config,
     state: State,
+    rails: Vec<Rail>,
     links: Vec<Link>,
     sender: Sender,
     receiver: Receiver,
@@ -137,7 +157,7 @@ pub(crate) struct Connection {
     peer_closed: Option<u64>,
     refused: u64,
     /// Where the next data work request, and the next control message, are tried first.
-    data_qp: usize,
+    data_rail: usize,
     control_qp: usize,
     builder: Builder,
     /// Scratch of a header's counts.
@@ -167,18 +187,12 @@ impl Connection {
         }
         let mut out = Outbox::default();
         let ledger = ledger.meet(cfg.peer_epoch, &mut out);
-        let link = || Link {
-            credits: QpCredits::new(&cfg),
-            live: Liveness::new(now),
-            open: cfg.opening != Opening::Listen,
-            // Whoever has to speak first asks for a sign of life.
-            ping: cfg.opening == Opening::Speak,
-            pong: false,
-            abort_done: VecDeque::new(),
-        };
+        let rails = cfg.rails.iter().enumerate();
+        let links = rails.flat_map(|(n, r)| (0..r.qps).map(move |_| Link::new(n, r, now))).collect();
         Ok(Self {
             state: State::Open,
-            links: std::iter::repeat_with(link).take(cfg.qps).collect(),
+            rails: Rail::all(&cfg),
+            links,
             sender: Sender::new(&cfg, ledger.tx, &mut out),
             receiver: Receiver::new(&cfg, ledger.rx, &mut out),
             outgoing: message::Outgoing::default(),
@@ -190,7 +204,7 @@ impl Connection {
             close_sent: false,
             peer_closed: None,
             refused: 0,
-            data_qp: 0,
+            data_rail: 0,
             control_qp: 0,
             builder: Builder::new(cfg.max_control),
             counts: Vec::new(),

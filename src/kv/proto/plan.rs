@@ -4,27 +4,8 @@
 //! [`Cursor::next`] merges neighbours (contiguous in the source and in the target) into one piece, and cuts at
 //! `max_write` and at the seams of both sides: the borders between the memory regions that make up a pool.
 
-use std::sync::Arc;
-
+use super::seams::PoolSeams;
 use crate::kv::layout::{Dtype, Layout};
-
-/// A memory region that holds a part of a pool. The parts of a pool follow each other in its offsets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) addr: u64,
-    pub(crate) len: u64,
-    /// The lkey of a local part, the rkey of a remote one.
-    pub(crate) key: u32,
-}
-
-/// A pool as the device sees it: its parts, in the order of their offsets. Checked once, shared by all plans.
-#[derive(Clone, Debug)]
-pub(crate) struct Seams {
-    parts: Arc<[Part]>,
-    /// Pool offset at which each part starts.
-    starts: Arc<[u64]>,
-    total: u64,
-}
 
 /// One WRITE. 0 bytes only as a bare notification, which has no source and no target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -47,39 +28,14 @@ pub(crate) enum PlanError {
     OutOfRange { side: &'static str, block: u32, count: u32, blocks: u32 },
     #[error("the {side} layout needs {needed} bytes, its memory has {have}")]
     PoolTooSmall { side: &'static str, needed: u64, have: u64 },
+    #[error(
+        "the source is seen by {source_rails} rails, the target by {target_rails}; a plan needs both on each rail"
+    )]
+    Rails { source_rails: usize, target_rails: usize },
     #[error("part {index} of a pool is empty or reaches beyond 64-bit addresses")]
     BadPart { index: usize },
     #[error("the transfer has more than 2^64 bytes")]
     TooLarge,
-}
-
-impl Seams {
-    pub(crate) fn new(parts: Vec<Part>) -> Result<Self, PlanError> {
-        let mut starts = Vec::with_capacity(parts.len());
-        let mut total = 0u64;
-        for (index, p) in parts.iter().enumerate() {
-            starts.push(total);
-            let fits = p.len > 0 && p.addr.checked_add(p.len).is_some();
-            total = total.checked_add(p.len).filter(|_| fits).ok_or(PlanError::BadPart { index })?;
-        }
-        Ok(Self { parts: parts.into(), starts: starts.into(), total })
-    }
-
-    /// Bytes of the pool.
-    pub(crate) fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// Address and key at `offset`, and how many bytes follow in the same part. `hint` is the last part used.
-    fn at(&self, offset: u64, hint: &mut usize) -> (u64, u32, u64) {
-        let inside = |i: usize| self.starts[i] <= offset && offset - self.starts[i] < self.parts[i].len;
-        if !inside(*hint) {
-            // The first part starts at 0, so at least one start is at or below any offset.
-            *hint = self.starts.partition_point(|&s| s <= offset) - 1;
-        }
-        let (part, within) = (&self.parts[*hint], offset - self.starts[*hint]);
-        (part.addr + within, part.key, part.len - within)
-    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -123,7 +79,7 @@ impl Runs {
 /// One side of a plan.
 #[derive(Clone, Debug)]
 struct Side {
-    seams: Seams,
+    seams: PoolSeams,
     layer_stride: u64,
     block_stride: u64,
 }
@@ -159,7 +115,7 @@ pub(crate) struct Plan {
 
 impl PlanBuilder {
     /// `src` and `dst` may differ in strides and number of blocks, not in layers, block size or dtype.
-    pub(crate) fn new(src: (&Layout, &Seams), dst: (&Layout, &Seams)) -> Result<Self, PlanError> {
+    pub(crate) fn new(src: (&Layout, &PoolSeams), dst: (&Layout, &PoolSeams)) -> Result<Self, PlanError> {
         let (s, d) = (src.0, dst.0);
         for (what, got, want) in [
             ("layers", u64::from(s.layers()), u64::from(d.layers())),
@@ -172,6 +128,9 @@ impl PlanBuilder {
         if s.dtype() != d.dtype() {
             return Err(PlanError::Dtypes { got: s.dtype(), want: d.dtype() });
         }
+        if src.1.rails() != dst.1.rails() {
+            return Err(PlanError::Rails { source_rails: src.1.rails(), target_rails: dst.1.rails() });
+        }
         for (side, layout, seams) in [("source", s, src.1), ("target", d, dst.1)] {
             if layout.required_bytes() > seams.total() {
                 return Err(PlanError::PoolTooSmall {
@@ -181,7 +140,7 @@ impl PlanBuilder {
                 });
             }
         }
-        let side = |layout: &Layout, seams: &Seams| Side {
+        let side = |layout: &Layout, seams: &PoolSeams| Side {
             seams: seams.clone(),
             layer_stride: layout.layer_stride(),
             block_stride: layout.block_stride(),
@@ -301,11 +260,11 @@ impl Cursor {
         }
     }
 
-    /// Cuts the next WRITE, of at most `max_write` bytes.
-    pub(crate) fn next(&mut self, plan: &Plan, max_write: u32) -> Option<Piece> {
+    /// Cuts the next WRITE, of at most `max_write` bytes, as the devices of `rail` see it.
+    pub(crate) fn next(&mut self, plan: &Plan, rail: usize, max_write: u32) -> Option<Piece> {
         let (src, dst, mut avail) = self.extent(plan)?;
-        let (src_addr, lkey, src_left) = plan.src.seams.at(src, &mut self.src_hint);
-        let (dst_addr, rkey, dst_left) = plan.dst.seams.at(dst, &mut self.dst_hint);
+        let (src_addr, lkey, src_left) = plan.src.seams.rail(rail).at(src, &mut self.src_hint);
+        let (dst_addr, rkey, dst_left) = plan.dst.seams.rail(rail).at(dst, &mut self.dst_hint);
         let limit = u64::from(max_write).min(src_left).min(dst_left);
         let mut len = 0u64;
         loop {
@@ -326,17 +285,19 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
+    use super::super::seams::{Part, Seams};
     use super::*;
     use std::time::{Duration, Instant};
 
-    fn seams(parts: &[(u64, u64, u32)]) -> Seams {
-        Seams::new(parts.iter().map(|&(addr, len, key)| Part { addr, len, key }).collect()).expect("valid")
+    fn seams(parts: &[(u64, u64, u32)]) -> PoolSeams {
+        let parts = parts.iter().map(|&(addr, len, key)| Part { addr, len, key }).collect();
+        Seams::new(parts).expect("valid").into()
     }
 
     fn pieces(plan: &Plan, max: u32) -> Vec<Piece> {
         let mut c = Cursor::default();
         let mut out = Vec::new();
-        while let Some(p) = c.next(plan, max) {
+        while let Some(p) = c.next(plan, 0, max) {
             out.push(p);
         }
         assert!(c.is_done(plan));
@@ -431,8 +392,8 @@ mod tests {
                                 for byte in 0..10 {
                                     let from = sl.offset(layer, a + i).expect("inside") + byte;
                                     let to = dl.offset(layer, z + i).expect("inside") + byte;
-                                    let (f, lkey, _) = s.at(from, &mut 0);
-                                    let (t, rkey, _) = d.at(to, &mut 0);
+                                    let (f, lkey, _) = s.rail(0).at(from, &mut 0);
+                                    let (t, rkey, _) = d.rail(0).at(to, &mut 0);
                                     assert!(want.insert((t, rkey), (f, lkey)).is_none());
                                 }
                             }

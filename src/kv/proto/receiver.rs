@@ -63,7 +63,8 @@ pub(super) struct Receiver {
     pub(super) ledger: RxLedger,
     slots: Vec<SlotState>,
     qps: usize,
-    ordered: bool,
+    /// Queue pairs that keep the order: each has one notification of a transfer, and no count in its header.
+    pub(super) ordered: u64,
     pub(super) arrived: u64,
 }
 
@@ -74,7 +75,7 @@ impl Receiver {
                 out.queue(Queued::Revoke { grant });
             }
         }
-        Self { ledger, slots: Vec::new(), qps: cfg.qps, ordered: cfg.ordered, arrived: 0 }
+        Self { ledger, slots: Vec::new(), qps: cfg.qps(), ordered: cfg.ordered_mask(), arrived: 0 }
     }
 
     pub(super) fn issue_grant(&mut self, max_bytes: u64) -> u64 {
@@ -112,7 +113,7 @@ impl Receiver {
         named: Option<(u64, u16)>,
         out: &mut Outbox,
     ) -> Result {
-        let ordered = self.ordered;
+        let ordered = self.ordered >> qp & 1 == 1;
         let state = self.activate(slot)?;
         if let Some((transfer, attempt)) = named {
             let fits = match (&state.bound, state.named) {
@@ -148,8 +149,7 @@ impl Receiver {
         if self.is_over(transfer)? {
             return broken("a header of a transfer that is over");
         }
-        let participants = mask.count_ones() as usize;
-        let wanted = if self.ordered { 0 } else { participants };
+        let wanted = (mask & !self.ordered).count_ones() as usize;
         if mask == 0 || !self.is_mask(mask) || counts.len() != wanted || counts.iter().any(|n| n == 0) {
             return broken("a header with impossible counts");
         }
@@ -167,8 +167,8 @@ impl Receiver {
         for (qp, expected) in state.expected.iter_mut().enumerate() {
             *expected = match mask >> qp & 1 {
                 0 => 0,
-                _ if ordered => 1,
-                // There is a count for each bit of the mask.
+                _ if ordered >> qp & 1 == 1 => 1,
+                // There is a count for each other bit of the mask.
                 _ => counts.next().unwrap_or(0),
             };
         }

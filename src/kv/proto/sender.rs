@@ -31,7 +31,7 @@ const USED_RANGES: usize = 65_536;
 #[derive(Debug, Default)]
 struct SlotState {
     generation: u32,
-    /// Unordered: notifications posted for each queue pair.
+    /// Notifications posted for each queue pair, where any queue pair counts them.
     posted: Vec<u32>,
 }
 
@@ -172,8 +172,8 @@ impl Sender {
             let state = &mut self.slots[usize::from(index)];
             state.generation = Slot::next_generation(state.generation);
             state.posted.clear();
-            if !cfg.ordered {
-                state.posted.resize(cfg.qps, 0);
+            if cfg.counts() {
+                state.posted.resize(cfg.qps(), 0);
             }
             let slot = Slot { index, generation: state.generation };
             if let Some(t) = self.get_mut(id) {
@@ -183,13 +183,16 @@ impl Sender {
         }
     }
 
-    /// Notifications posted by a transfer, by queue pair; empty on an ordered transport.
+    /// Notifications posted by a transfer, by queue pair; empty where none are counted.
     pub(super) fn posted(&self, slot: Slot) -> &[u32] {
         &self.slots[usize::from(slot.index)].posted
     }
 
-    pub(super) fn posted_mut(&mut self, slot: Slot) -> &mut [u32] {
-        &mut self.slots[usize::from(slot.index)].posted
+    /// A notification was posted on `qp`.
+    pub(super) fn count_posted(&mut self, slot: Slot, qp: usize) {
+        if let Some(n) = self.slots[usize::from(slot.index)].posted.get_mut(qp) {
+            *n += 1;
+        }
     }
 
     /// Ends a transfer early. Answers whether ABORT_DONE is to be queued on the queue pairs of its mask.

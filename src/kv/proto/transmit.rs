@@ -7,7 +7,8 @@ use super::control::{Class, Counts, Head, Record};
 use super::credits::Urgency;
 use super::event::{Sink, Token, Transmitted};
 use super::outbox::Queued;
-use super::plan::Piece;
+use super::plan::{Cursor, Piece};
+use super::rails::Rail;
 use super::transfer::{HeaderState, Transfer};
 use super::{Connection, Link, Notify, SQ_RESERVE};
 
@@ -15,6 +16,18 @@ use super::{Connection, Link, Notify, SQ_RESERVE};
 const BUDGET: usize = 256;
 /// Work requests of one transfer before the next one has its turn.
 const QUANTUM: usize = 16;
+
+/// The next piece of a transfer, for a queue pair that can take it.
+struct Cut {
+    rail: usize,
+    qp: usize,
+    /// `None` if there is nothing (left) to copy.
+    piece: Option<Piece>,
+    cursor: Cursor,
+    last: bool,
+    /// It carries a notification.
+    notify: bool,
+}
 
 /// What one step of a transfer has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,12 +39,12 @@ enum Step {
     Finished,
 }
 
-/// The next queue pair, from `start` on, that can take data, and a notification if `notify`. Those of `prefer` first.
-fn pick(links: &[Link], sink: &impl Sink, start: usize, notify: bool, prefer: u64) -> Option<usize> {
+/// The next queue pair of a rail that can take data, and a notification if `notify`. Those of `prefer` first.
+fn pick(links: &[Link], rail: &Rail, sink: &impl Sink, notify: bool, prefer: u64) -> Option<usize> {
     let fits =
         |&q: &usize| links[q].open && sink.room(q) > SQ_RESERVE && (!notify || links[q].may_send_data());
-    let all = || (0..links.len()).map(|i| (start + i) % links.len());
-    all().filter(|&q| prefer >> q & 1 == 1).find(fits).or_else(|| all().find(fits))
+    let all = rail.turn();
+    all.clone().filter(|&q| prefer >> q & 1 == 1).find(fits).or_else(|| all.clone().find(fits))
 }
 
 impl Connection {
@@ -83,19 +96,13 @@ impl Connection {
         if t.cut {
             return self.step_tail(id, sink);
         }
-        let by_imm = self.cfg.notify == Notify::Imm;
-        let mut cursor = t.cursor;
-        let piece = cursor.next(&t.plan, self.cfg.max_write);
-        let last = cursor.is_done(&t.plan);
-        // Without order every WRITE notifies; with order the last one does, unless a SEND will.
-        let notify = by_imm && (last || !self.cfg.ordered);
-        // A notification by SEND needs its credit later; an empty transfer is nothing but a notification.
-        let needs_credit = notify || piece.is_none();
-        let prefer = if last { t.took_part } else { 0 };
-        let Some(qp) = pick(&self.links, sink, self.data_qp, needs_credit, prefer) else {
+        let Some(Cut { rail, qp, piece, cursor, last, notify }) = self.cut(id, sink) else {
             return Step::Blocked;
         };
-        self.data_qp = (qp + 1) % self.links.len();
+        let Some(t) = self.sender.get_mut(id) else { return Step::Finished };
+        let by_imm = self.cfg.rails[rail].notify == Notify::Imm;
+        self.rails[rail].used(qp);
+        self.data_rail = (rail + 1) % self.rails.len();
         t.cursor = cursor;
         t.took_part |= 1 << qp;
         if piece.is_some() || by_imm {
@@ -111,14 +118,33 @@ impl Connection {
         let wrote = piece.is_some() || by_imm;
         if last {
             t.cut = true;
-            t.tail = if self.cfg.ordered { t.took_part & !t.notified } else { 0 };
+            t.tail = t.took_part & !t.notified;
             t.header = HeaderState::Queued;
             self.sender.headers.push_back(id);
         }
-        if notify && !self.cfg.ordered {
-            self.sender.posted_mut(slot)[qp] += 1;
+        if notify {
+            self.sender.count_posted(slot, qp);
         }
         if wrote { Step::Posted } else { self.step_tail(id, sink) }
+    }
+
+    /// Cuts the next piece for the first rail that has a queue pair for it.
+    fn cut(&self, id: u64, sink: &impl Sink) -> Option<Cut> {
+        let t = self.sender.get(id)?;
+        let rails = self.rails.len();
+        (0..rails).map(|i| (self.data_rail + i) % rails).find_map(|rail| {
+            let cfg = &self.cfg.rails[rail];
+            let mut cursor = t.cursor;
+            let piece = cursor.next(&t.plan, rail, cfg.max_write);
+            let last = cursor.is_done(&t.plan);
+            // Without order every WRITE notifies; with order the last one does, unless a SEND will.
+            let notify = cfg.notify == Notify::Imm && (last || !cfg.ordered);
+            // A notification by SEND needs its credit later; an empty transfer is nothing but a notification.
+            let needs_credit = notify || piece.is_none();
+            let prefer = if last { t.took_part } else { 0 };
+            let qp = pick(&self.links, &self.rails[rail], sink, needs_credit, prefer)?;
+            Some(Cut { rail, qp, piece, cursor, last, notify })
+        })
     }
 
     /// Ordered only: posts one notification on a queue pair that took part and has none.
@@ -133,8 +159,9 @@ impl Connection {
         t.notified |= 1 << qp;
         t.outstanding += 1;
         self.outstanding += 1;
+        self.sender.count_posted(slot, qp);
         self.links[qp].credits.on_sent_data();
-        match self.cfg.notify {
+        match self.cfg.rails[self.links[qp].rail].notify {
             Notify::Imm => sink.write(qp, &Piece::default(), Some(slot.imm()), Token::data(id)),
             Notify::Send => {
                 self.begin(qp, Class::Data);
@@ -285,8 +312,9 @@ impl Connection {
         let Some(t) = self.sender.get(id) else { return true };
         let (Some(slot), None) = (t.slot, t.abort) else { return true };
         self.counts.clear();
+        let counted = t.took_part & !self.receiver.ordered;
         for (qp, n) in self.sender.posted(slot).iter().enumerate() {
-            if t.took_part >> qp & 1 == 1 {
+            if counted >> qp & 1 == 1 {
                 self.counts.extend_from_slice(&n.to_le_bytes());
             }
         }

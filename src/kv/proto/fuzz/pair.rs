@@ -90,17 +90,20 @@ pub(crate) fn pair(data: &[u8]) {
     let Some(flags) = input.byte() else { return };
     let ordered = flags & 1 != 0;
     let credits = Credits { data: 1 + u32::from(flags >> 4 & 3), control: 4 };
-    let cfg = Config {
+    let rail = RailConfig {
+        ordered,
         qps: usize::from(flags >> 6) + 1,
         notify: if ordered && flags & 2 != 0 { Notify::Send } else { Notify::Imm },
         opening: Opening::Free,
-        ordered,
-        local_epoch: 1,
-        peer_epoch: 2,
         tx_credits: credits,
         rx_credits: credits,
-        max_control: 256,
         max_write: 100,
+    };
+    let cfg = Config {
+        rails: vec![rail],
+        local_epoch: 1,
+        peer_epoch: 2,
+        max_control: 256,
         max_transfers: 2,
         heartbeat: Duration::from_millis(100),
         peer_timeout: Duration::from_millis(500),
@@ -128,9 +131,10 @@ impl Pair {
         for (ep, ledger) in ledgers.into_iter().enumerate() {
             let (local_epoch, peer_epoch) = (ep as u64 + 1, 2 - ep as u64);
             let cfg = Config { local_epoch, peer_epoch, ..self.cfg.clone() };
-            let receives = cfg.rx_credits.data + cfg.rx_credits.control;
+            let posted = |rail: &RailConfig| rail.rx_credits.data + rail.rx_credits.control;
+            let receives = cfg.rails.iter().flat_map(|r| vec![posted(r); r.qps]).collect();
             let side = &mut self.sides[ep];
-            side.wire = Wire { posted: VecDeque::new(), receives: vec![receives; cfg.qps] };
+            side.wire = Wire { posted: VecDeque::new(), receives };
             side.conn = Some(Connection::new(cfg, ledger, self.now).expect("a valid configuration"));
         }
         self.events();
@@ -138,6 +142,10 @@ impl Pair {
 
     fn conn(&mut self, ep: usize) -> &mut Connection {
         self.sides[ep].conn.as_mut().expect("between two connections nothing is done")
+    }
+
+    fn ordered(&self, qp: usize) -> bool {
+        self.cfg.ordered_mask() >> qp & 1 == 1
     }
 
     fn transmit(&mut self, ep: usize) {
@@ -151,8 +159,9 @@ impl Pair {
     fn choose(&self, ep: usize, arg: usize, may: impl Fn(&Wr) -> bool) -> Option<usize> {
         let posted = &self.sides[ep].wire.posted;
         let first = |i: usize| !posted.iter().take(i).any(|wr| wr.qp == posted[i].qp && may(wr));
-        let free: Vec<usize> =
-            (0..posted.len()).filter(|&i| may(&posted[i]) && (!self.cfg.ordered || first(i))).collect();
+        let free: Vec<usize> = (0..posted.len())
+            .filter(|&i| may(&posted[i]) && (!self.ordered(posted[i].qp) || first(i)))
+            .collect();
         (!free.is_empty()).then(|| free[arg % free.len()])
     }
 

@@ -109,7 +109,7 @@ impl World {
             let mut sink = Posted {
                 depth: channel.depth,
                 max_control: channel.cfg.max_control,
-                max_write: channel.cfg.max_write,
+                max_write: channel.cfg.rails[0].max_write,
                 queues: &mut channel.sides[side].queues,
                 posted: Vec::new(),
             };
@@ -135,7 +135,7 @@ impl World {
                 peer,
                 now: self.now,
                 slack: (!end.was_frozen).then_some(slack),
-                max_write: channel.cfg.max_write,
+                max_write: channel.cfg.rails[0].max_write,
                 sources: &mut end.sources,
                 targets: &mut end.targets,
             };

@@ -162,7 +162,7 @@ impl World {
 fn check_credits(from: &Connection, to: &Connection) {
     for (ours, theirs) in from.links.iter().zip(&to.links) {
         let (spent, held) = (ours.credits.outstanding(), theirs.credits.unreported());
-        let limit = from.cfg.tx_credits;
+        let limit = from.cfg.rails[ours.rail].tx_credits;
         assert!(spent.0 >= held.0 && spent.1 >= held.1, "k7: a credit came back twice: {spent:?} {held:?}");
         assert!(
             spent.0 <= limit.data.into() && spent.1 <= limit.control.into(),

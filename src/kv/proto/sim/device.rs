@@ -195,11 +195,11 @@ impl World {
         }
         // What is in a ring is mostly taken after the end of who has put it there, too.
         let dies = if self.channels[ch].shared.is_some() { 8 } else { 2 };
-        for qp in 0..self.channels[ch].cfg.qps {
+        for qp in 0..self.channels[ch].cfg.qps() {
             self.channels[ch].sides[side].queues[qp].dead |= self.rng.one_in(dies);
         }
         self.stop_reading(ch, side, false);
-        for qp in 0..self.channels[ch].cfg.qps {
+        for qp in 0..self.channels[ch].cfg.qps() {
             for token in std::mem::take(&mut self.channels[ch].sides[side].queues[qp].outstanding) {
                 conn.handle_sent(token, false, now);
             }

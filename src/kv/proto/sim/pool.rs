@@ -1,6 +1,6 @@
 //! A pool of blocks in the simulation: the bytes, and who may touch which block now.
 
-use super::super::{Part, Seams};
+use super::super::{Part, PoolSeams, Seams};
 use crate::kv::layout::Layout;
 
 pub(super) const BLOCKS: u32 = 48;
@@ -34,8 +34,8 @@ impl Pool {
         Self { layout, bytes: vec![0xee; total as usize], parts: parts.collect(), owner }
     }
 
-    pub(super) fn seams(&self) -> Seams {
-        Seams::new(self.parts.clone()).expect("parts are valid")
+    pub(super) fn seams(&self) -> PoolSeams {
+        Seams::new(self.parts.clone()).expect("parts are valid").into()
     }
 
     /// Offset of an access that a device would allow.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::super::{Config, Connection, Credits, Ledger, Notify, Opening};
+use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailConfig};
 use super::Rng;
 use super::model::{GrantKey, Life};
 use super::pool::{BLOCK_BYTES, BLOCKS, Pool};
@@ -98,17 +98,22 @@ impl Channel {
             false => Credits { data: 64, control: 32 },
         };
         let credits = [credits(rng), credits(rng)];
-        let cfg = Config {
+        let mut rail = RailConfig {
             qps: rng.range(1, 4) as usize,
             notify: if ordered && rng.one_in(2) { Notify::Send } else { Notify::Imm },
-            opening: Opening::Free,
             ordered,
-            local_epoch: 0,
-            peer_epoch: 0,
+            opening: Opening::Free,
             tx_credits: credits[1],
             rx_credits: credits[0],
-            max_control: if rng.one_in(2) { 256 } else { 1024 },
-            max_write: rng.pick(&[16, 64, 100, 4096]),
+            max_write: 0,
+        };
+        let max_control = if rng.one_in(2) { 256 } else { 1024 };
+        rail.max_write = rng.pick(&[16, 64, 100, 4096]);
+        let cfg = Config {
+            rails: vec![rail],
+            local_epoch: 0,
+            peer_epoch: 0,
+            max_control,
             max_transfers: rng.pick(&[1, 2, 5, 16]),
             heartbeat: Duration::from_millis(30),
             peer_timeout: Duration::from_millis(400),
@@ -141,20 +146,23 @@ impl Channel {
             true if side == dials => Opening::Speak,
             true => Opening::Listen,
         };
+        let (rx_credits, tx_credits) = (self.credits[side], self.credits[1 - side]);
+        let rails = self.cfg.rails.iter().map(|r| RailConfig { opening, rx_credits, tx_credits, ..*r });
         Config {
-            opening,
+            rails: rails.collect(),
             local_epoch: epoch(self.lives[side]),
             peer_epoch: epoch(self.lives[1 - side]),
-            rx_credits: self.credits[side],
-            tx_credits: self.credits[1 - side],
             ..self.cfg.clone()
         }
     }
 
     pub(super) fn new_queues(&self, cfg: &Config) -> Vec<Queue> {
-        let receives = cfg.rx_credits.data + cfg.rx_credits.control;
-        let listens = cfg.opening == Opening::Listen;
-        vec![Queue { receives, listens, ..Queue::default() }; cfg.qps]
+        let queues = |rail: &RailConfig| {
+            let receives = rail.rx_credits.data + rail.rx_credits.control;
+            let listens = rail.opening == Opening::Listen;
+            vec![Queue { receives, listens, ..Queue::default() }; rail.qps]
+        };
+        cfg.rails.iter().flat_map(queues).collect()
     }
 }
 

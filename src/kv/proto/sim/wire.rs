@@ -111,10 +111,10 @@ pub(super) struct Timing {
 impl Timing {
     pub(super) fn new(cfg: &Config, rng: &mut Rng) -> Self {
         Self {
-            ordered: cfg.ordered,
-            early_completion: cfg.notify == Notify::Send && rng.one_in(2),
+            ordered: cfg.rails[0].ordered,
+            early_completion: cfg.rails[0].notify == Notify::Send && rng.one_in(2),
             latency: rng.pick(&[1, 20, 200, 1000]),
-            slow: (rng.below(cfg.qps as u64) as usize, rng.pick(&[1, 1, 4])),
+            slow: (rng.below(cfg.qps() as u64) as usize, rng.pick(&[1, 1, 4])),
         }
     }
 

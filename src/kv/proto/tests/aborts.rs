@@ -5,12 +5,12 @@ use super::*;
 #[test]
 fn k4_blocks_stay_in_quarantine_until_nothing_can_arrive() {
     for cfg in all_modes() {
-        let mut p = Pair::new(Config { max_write: 4096, ..cfg.clone() });
+        let mut p = Pair::new(each(cfg.clone(), |rail| rail.max_write = 4096));
         p.room = 6;
         let g = p.grant();
         let id = p.write(g, 100 * 4096).expect("fresh");
         let posted = p.transmit(0);
-        assert!(posted.iter().all(Posted::is_write) && posted.len() == 2 * cfg.qps);
+        assert!(posted.iter().all(Posted::is_write) && posted.len() == 2 * cfg.qps());
         p.conns[0].abort(id, p.now);
         assert_eq!(
             p.events(0),
@@ -29,7 +29,7 @@ fn k4_blocks_stay_in_quarantine_until_nothing_can_arrive() {
         assert_eq!(p.events(0), [Event::Released { id }]);
         assert_eq!(p.events(1), [], "no last word has been said");
         let last = p.transmit(0);
-        assert_eq!(last.len(), cfg.qps);
+        assert_eq!(last.len(), cfg.qps());
         for wr in &last {
             assert_eq!(p.events(1), []);
             p.pass(0, wr);
@@ -45,7 +45,7 @@ fn k4_blocks_stay_in_quarantine_until_nothing_can_arrive() {
 
 #[test]
 fn k4_without_order_the_counted_notifications_are_awaited() {
-    let mut p = Pair::new(Config { ordered: false, qps: 1, max_write: 4096, ..config() });
+    let mut p = Pair::new(on(RailConfig { ordered: false, qps: 1, ..rail() }));
     p.room = 6;
     let g = p.grant();
     let id = p.write(g, 100 * 4096).expect("fresh");
@@ -127,7 +127,7 @@ fn k5_heartbeats_are_all_that_an_idle_connection_sends() {
 
 #[test]
 fn k5_a_deadline_gives_the_buffers_back_even_if_the_device_does_not() {
-    let mut p = Pair::new(Config { max_write: 4096, ..config() });
+    let mut p = Pair::new(config());
     p.room = 6;
     let g = p.grant();
     let id = p.write(g, 100 * 4096).expect("fresh");
@@ -206,7 +206,7 @@ fn k5_a_close_that_a_revocation_crosses_ends_as_a_close() {
 
 #[test]
 fn k4_a_lost_connection_aborts_at_once_and_frees_when_fenced() {
-    let mut p = Pair::new(Config { max_write: 4096, ..config() });
+    let mut p = Pair::new(config());
     let g = p.grant();
     p.write(g, 4 * 4096).expect("fresh");
     let out = p.transmit(0);

@@ -29,9 +29,9 @@ fn k1_a_small_write_is_two_work_requests_and_one_confirmation() {
 
 #[test]
 fn k3_any_order_of_arrival_lands_once_and_only_when_complete() {
-    for cfg in all_modes().into_iter().filter(|c| !c.ordered) {
+    for cfg in all_modes().into_iter().filter(|c| !c.rails[0].ordered) {
         for seed in 0..50u64 {
-            let mut p = Pair::new(Config { max_write: 4096, ..cfg.clone() });
+            let mut p = Pair::new(each(cfg.clone(), |rail| rail.max_write = 4096));
             let g = p.grant();
             p.write(g, 6 * 4096).expect("fresh");
             let mut out = p.transmit(0);
@@ -50,7 +50,7 @@ fn k3_any_order_of_arrival_lands_once_and_only_when_complete() {
 
 #[test]
 fn k3_counts_are_per_queue_pair_never_a_sum() {
-    let mut p = Pair::new(Config { ordered: false, ..config() });
+    let mut p = Pair::new(on(RailConfig { ordered: false, ..rail() }));
     let g = p.grant();
     p.write(g, 4 * 4096).expect("fresh");
     let out = p.transmit(0);
@@ -68,7 +68,7 @@ fn k3_counts_are_per_queue_pair_never_a_sum() {
 #[test]
 fn k3_one_notification_too_many_ends_the_connection() {
     for ordered in [true, false] {
-        let mut p = Pair::new(Config { ordered, qps: 1, ..config() });
+        let mut p = Pair::new(on(RailConfig { ordered, qps: 1, ..rail() }));
         let g = p.grant();
         p.write(g, 4096).expect("fresh");
         let out = p.transmit(0);
@@ -122,7 +122,7 @@ fn k2_in_doubt_that_never_arrived_resolves_to_not_delivered() {
 fn k2_what_was_not_sent_entirely_is_not_delivered_and_the_receiver_is_told() {
     let mut cases = Vec::new();
     for room in [5, 6] {
-        let mut p = Pair::new(Config { max_write: 4096, ..config() });
+        let mut p = Pair::new(config());
         p.room = room;
         let g = p.grant();
         p.write(g, 100 * 4096).expect("fresh");
@@ -130,7 +130,7 @@ fn k2_what_was_not_sent_entirely_is_not_delivered_and_the_receiver_is_told() {
         cases.push((p, g));
     }
     // Everything but the header: the credits for it are spent.
-    let mut p = Pair::new(Config { qps: 1, ..config() });
+    let mut p = Pair::new(on(RailConfig { qps: 1, ..rail() }));
     let credits = &mut p.conns[0].links[0].credits;
     while credits.may_send_control(credits::Urgency::Urgent) {
         credits.on_sent_control();

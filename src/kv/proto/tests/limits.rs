@@ -19,7 +19,7 @@ fn k7_large_transfers_pass_through_tiny_queues_and_credits() {
     for cfg in all_modes() {
         for (data, control) in [(1, 4), (8, 8)] {
             let credits = Credits { data, control };
-            let cfg = Config { tx_credits: credits, rx_credits: credits, max_write: 4096, ..cfg.clone() };
+            let cfg = each(cfg.clone(), |rail| (rail.tx_credits, rail.rx_credits) = (credits, credits));
             let mut p = Pair::new(cfg);
             p.room = 6;
             for _ in 0..3 {
@@ -38,7 +38,7 @@ fn k7_large_transfers_pass_through_tiny_queues_and_credits() {
 fn k7_control_credits_never_lock_up() {
     for control in 4..9 {
         let credits = Credits { data: 1, control };
-        let mut p = Pair::new(Config { qps: 1, tx_credits: credits, rx_credits: credits, ..config() });
+        let mut p = Pair::new(on(RailConfig { qps: 1, tx_credits: credits, rx_credits: credits, ..rail() }));
         let mut revoked = 0;
         for round in 0..200 {
             let mut out = [Vec::new(), Vec::new()];
@@ -65,7 +65,7 @@ fn k7_control_credits_never_lock_up() {
 
 #[test]
 fn r9_a_call_posts_a_bounded_number_of_work_requests() {
-    let mut p = Pair::new(Config { max_write: 4096, ..config() });
+    let mut p = Pair::new(config());
     let g = p.grant();
     p.write(g, 20_000 * 4096).expect("fresh");
     let mut wire = Wire { room: 100_000, posted: Vec::new() };
@@ -117,7 +117,7 @@ fn k6_a_cancelled_write_has_used_its_grant_and_frees_it() {
 fn k6_a_revoked_grant_never_arrives() {
     // Before it is used, while its data is under way, and when only the notification is missing.
     for stage in 0..3 {
-        let mut p = Pair::new(Config { max_write: 4096, ..config() });
+        let mut p = Pair::new(config());
         p.room = 6;
         let g = p.grant();
         let mut posted = Vec::new();
@@ -190,19 +190,22 @@ fn r10_impossible_configurations_are_refused() {
     let try_it = |cfg: Config| Connection::new(cfg, Ledger::new(1, 2), Instant::now()).map(|_| ());
     assert!(try_it(config()).is_ok());
     let bad = [
-        Config { qps: 0, ..config() },
-        Config { qps: 65, ..config() },
-        Config { notify: Notify::Send, ordered: false, ..config() },
+        on(RailConfig { qps: 0, ..rail() }),
+        on(RailConfig { qps: 65, ..rail() }),
+        on(RailConfig { notify: Notify::Send, ordered: false, ..rail() }),
         Config { max_control: 255, ..config() },
-        Config { max_control: 256, ordered: false, qps: 64, ..config() },
-        Config { max_write: 0, ..config() },
+        Config { max_control: 256, ..on(RailConfig { ordered: false, qps: 64, ..rail() }) },
+        Config { max_control: 256, rails: vec![RailConfig { qps: 13, ..rail() }; 2], ..config() },
+        Config { rails: Vec::new(), ..config() },
+        Config { rails: vec![RailConfig { qps: 22, ..rail() }; 3], ..config() },
+        on(RailConfig { max_write: 0, ..rail() }),
         Config { max_transfers: 0, ..config() },
         Config { max_transfers: 4097, ..config() },
         Config { heartbeat: Duration::from_secs(1), ..config() },
         Config { peer_timeout: Duration::MAX, ..config() },
         Config { abort_grace: Duration::ZERO, ..config() },
-        Config { rx_credits: Credits { data: 0, control: 8 }, ..config() },
-        Config { tx_credits: Credits { data: 1, control: 3 }, ..config() },
+        on(RailConfig { rx_credits: Credits { data: 0, control: 8 }, ..rail() }),
+        on(RailConfig { tx_credits: Credits { data: 1, control: 3 }, ..rail() }),
         Config { local_epoch: 3, ..config() },
     ];
     for cfg in bad {

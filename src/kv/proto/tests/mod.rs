@@ -9,18 +9,24 @@ use super::*;
 use crate::kv::layout::Layout;
 use std::time::Duration;
 
-pub(super) fn config() -> Config {
-    Config {
+pub(super) fn rail() -> RailConfig {
+    RailConfig {
         qps: 2,
         notify: Notify::Imm,
-        opening: Opening::Free,
         ordered: true,
-        local_epoch: 1,
-        peer_epoch: 2,
+        opening: Opening::Free,
         tx_credits: Credits { data: 8, control: 8 },
         rx_credits: Credits { data: 8, control: 8 },
-        max_control: 512,
         max_write: 4096,
+    }
+}
+
+pub(super) fn config() -> Config {
+    Config {
+        rails: vec![rail()],
+        local_epoch: 1,
+        peer_epoch: 2,
+        max_control: 512,
         max_transfers: 16,
         heartbeat: Duration::from_millis(100),
         peer_timeout: Duration::from_millis(500),
@@ -51,6 +57,17 @@ impl Posted {
     fn is_write(&self) -> bool {
         matches!(self, Self::Write(..))
     }
+}
+
+/// Of one rail.
+fn on(rail: RailConfig) -> Config {
+    Config { rails: vec![rail], ..config() }
+}
+
+/// With something changed on every rail.
+fn each(mut cfg: Config, change: impl Fn(&mut RailConfig)) -> Config {
+    cfg.rails.iter_mut().for_each(change);
+    cfg
 }
 
 struct Wire {
@@ -89,12 +106,15 @@ impl Pair {
     fn with(cfg: Config, ledgers: [Ledger; 2]) -> Self {
         let now = Instant::now();
         let [a, b] = ledgers;
-        let opening = match cfg.opening {
-            Opening::Free => Opening::Free,
-            Opening::Speak => Opening::Listen,
-            Opening::Listen => Opening::Speak,
-        };
-        let b_cfg = Config { local_epoch: b.local_epoch, peer_epoch: a.local_epoch, opening, ..cfg.clone() };
+        let b_cfg = Config { local_epoch: b.local_epoch, peer_epoch: a.local_epoch, ..cfg.clone() };
+        let b_cfg = each(b_cfg, |rail| {
+            rail.opening = match rail.opening {
+                Opening::Free => Opening::Free,
+                Opening::Speak => Opening::Listen,
+                Opening::Listen => Opening::Speak,
+            };
+            std::mem::swap(&mut rail.tx_credits, &mut rail.rx_credits);
+        });
         let a_cfg = Config { local_epoch: a.local_epoch, peer_epoch: b.local_epoch, ..cfg.clone() };
         let conns =
             [Connection::new(a_cfg, a, now).expect("valid"), Connection::new(b_cfg, b, now).expect("valid")];
@@ -186,7 +206,8 @@ impl Pair {
 /// A plan of `bytes` bytes in one run.
 fn plan(bytes: u64) -> Plan {
     let layout = Layout::contiguous(1, 1 << 16, 4096).expect("valid");
-    let seams = |addr, key| Seams::new(vec![Part { addr, len: 1 << 28, key }]).expect("valid");
+    let seams =
+        |addr, key| PoolSeams::from(Seams::new(vec![Part { addr, len: 1 << 28, key }]).expect("valid"));
     let mut b = PlanBuilder::new((&layout, &seams(0, 1)), (&layout, &seams(1 << 40, 2))).expect("alike");
     b.push(0, 0, (bytes / 4096) as u32).expect("in range");
     b.build().expect("small")
@@ -207,7 +228,7 @@ fn all_modes() -> Vec<Config> {
     let mut v = Vec::new();
     for (notify, ordered) in [(Notify::Imm, true), (Notify::Send, true), (Notify::Imm, false)] {
         for qps in [1, 2, 4] {
-            v.push(Config { notify, ordered, qps, ..config() });
+            v.push(on(RailConfig { notify, ordered, qps, ..rail() }));
         }
     }
     v

@@ -3,7 +3,7 @@
 use super::*;
 
 fn by_cm(opening: Opening) -> Vec<Config> {
-    all_modes().into_iter().map(|cfg| Config { opening, ..cfg }).collect()
+    all_modes().into_iter().map(|cfg| each(cfg, |rail| rail.opening = opening)).collect()
 }
 
 /// Queue pairs that something was posted on.
@@ -19,7 +19,7 @@ fn b5_the_side_that_connects_speaks_at_once_on_every_queue_pair() {
     for cfg in by_cm(Opening::Speak) {
         let mut p = Pair::new(cfg);
         let first = p.transmit(0);
-        assert_eq!(used(&first), (0..p.cfg.qps).collect::<Vec<_>>());
+        assert_eq!(used(&first), (0..p.cfg.qps()).collect::<Vec<_>>());
         assert!(p.transmit(1).is_empty());
         first.iter().for_each(|wr| p.pass(0, wr));
         p.settle();

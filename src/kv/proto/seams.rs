@@ -1,0 +1,91 @@
+//! Where a pool lies, as the devices see it: the memory regions that hold its parts, and the seams between them.
+//!
+//! Each rail has a device of its own, with keys and regions of its own for the same memory: so a pool has one
+//! [`Seams`] a rail, over the same offsets.
+
+use std::sync::Arc;
+
+use super::plan::PlanError;
+
+/// A memory region that holds a part of a pool. The parts of a pool follow each other in its offsets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) addr: u64,
+    pub(crate) len: u64,
+    /// The lkey of a local part, the rkey of a remote one.
+    pub(crate) key: u32,
+}
+
+/// A pool as the device sees it: its parts, in the order of their offsets. Checked once, shared by all plans.
+#[derive(Clone, Debug)]
+pub(crate) struct Seams {
+    parts: Arc<[Part]>,
+    /// Pool offset at which each part starts.
+    starts: Arc<[u64]>,
+    total: u64,
+}
+
+impl Seams {
+    pub(crate) fn new(parts: Vec<Part>) -> Result<Self, PlanError> {
+        let mut starts = Vec::with_capacity(parts.len());
+        let mut total = 0u64;
+        for (index, p) in parts.iter().enumerate() {
+            starts.push(total);
+            let fits = p.len > 0 && p.addr.checked_add(p.len).is_some();
+            total = total.checked_add(p.len).filter(|_| fits).ok_or(PlanError::BadPart { index })?;
+        }
+        Ok(Self { parts: parts.into(), starts: starts.into(), total })
+    }
+
+    /// Bytes of the pool.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Address and key at `offset`, and how many bytes follow in the same part. `hint` is the last part used.
+    pub(super) fn at(&self, offset: u64, hint: &mut usize) -> (u64, u32, u64) {
+        // The hint may be that of another rail, with more parts.
+        let inside = |i: usize| {
+            let start = self.starts.get(i).copied().filter(|&s| s <= offset);
+            start.is_some_and(|s| offset - s < self.parts[i].len)
+        };
+        if !inside(*hint) {
+            // The first part starts at 0, so at least one start is at or below any offset.
+            *hint = self.starts.partition_point(|&s| s <= offset) - 1;
+        }
+        let (part, within) = (&self.parts[*hint], offset - self.starts[*hint]);
+        (part.addr + within, part.key, part.len - within)
+    }
+}
+
+/// A pool as the devices of all rails of a channel see it: one [`Seams`] a rail.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolSeams(Arc<[Seams]>);
+
+impl PoolSeams {
+    /// In the order of the rails, at least one.
+    pub(crate) fn new(rails: Vec<Seams>) -> Self {
+        debug_assert!(!rails.is_empty(), "a channel has a rail");
+        Self(rails.into())
+    }
+
+    /// Bytes of the pool that every rail reaches.
+    pub(crate) fn total(&self) -> u64 {
+        self.0.iter().map(Seams::total).min().unwrap_or(0)
+    }
+
+    pub(crate) fn rails(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn rail(&self, rail: usize) -> &Seams {
+        &self.0[rail]
+    }
+}
+
+impl From<Seams> for PoolSeams {
+    /// Of a channel with one rail.
+    fn from(seams: Seams) -> Self {
+        Self::new(vec![seams])
+    }
+}
