@@ -4,8 +4,8 @@
 //! version can add to their end. Unknown fields, and unknown bytes at the end of known ones, are ignored (B1).
 
 use super::hello::{
-    Credits, Hello, HelloCaps, HelloError, HelloLayout, HelloRegion, MAX_DTYPE, MAX_NAME, MAX_TRANSPORT,
-    NotifyModes, printable,
+    Credits, Hello, HelloCaps, HelloError, HelloLayout, HelloRegion, HelloShape, MAX_DTYPE, MAX_NAME,
+    MAX_TRANSPORT, NotifyModes, printable,
 };
 use crate::provider::QpAddress;
 use crate::wire::{Reader, Writer};
@@ -23,6 +23,7 @@ mod tag {
     pub(super) const AUTH: u16 = 10;
     pub(super) const TRANSPORT: u16 = 11;
     pub(super) const CM_PORT: u16 = 12;
+    pub(super) const SHAPE: u16 = 20;
 }
 
 // Bits of the capability field.
@@ -75,6 +76,12 @@ impl Hello {
                 // The name is preceded by its length: fields of a later version may follow.
                 w.u16(l.dtype.len() as u16).raw(l.dtype.as_bytes());
             });
+            if let Some(s) = &l.shape {
+                w.field(tag::SHAPE, |w| {
+                    w.u32(s.planes).u32(s.tokens).u32(s.first_head).u32(s.heads).u32(s.total_heads);
+                    w.u32(s.head_bytes).u64(s.plane_stride).u64(s.token_stride).u64(s.head_stride);
+                });
+            }
         }
         for r in &self.regions {
             w.field(tag::REGION, |w| {
@@ -102,7 +109,8 @@ impl Hello {
         let mut caps = None;
         let mut credits = None;
         let mut cm_port = None;
-        let mut layout = None;
+        let mut layout: Option<HelloLayout> = None;
+        let mut shape = None;
         let mut auth = None;
         let (mut qps, mut regions, mut dead) = (Vec::new(), Vec::new(), Vec::new());
 
@@ -120,6 +128,7 @@ impl Hello {
                 tag::CM_PORT => once(&mut cm_port, "connection manager's port", f.u16()?)?,
                 tag::QP => qps.push(qp(&mut f)?),
                 tag::LAYOUT => once(&mut layout, "layout", layout_of(&mut f)?)?,
+                tag::SHAPE => once(&mut shape, "shape", shape_of(&mut f)?)?,
                 tag::REGION => regions.push(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? }),
                 tag::DEAD => dead.push(f.u64()?),
                 tag::AUTH => once(&mut auth, "authentication", f.take(f.remaining())?.to_vec())?,
@@ -131,6 +140,9 @@ impl Hello {
         let (flags, max_msg) = caps.ok_or(HelloError::Missing("capabilities"))?;
         let (data, control, max_control) = credits.ok_or(HelloError::Missing("credits"))?;
         let on = |bit| flags & bit != 0;
+        if shape.is_some() {
+            layout.as_mut().ok_or(HelloError::Missing("layout"))?.shape = shape;
+        }
         let hello = Self {
             epoch,
             name: name.ok_or(HelloError::Missing("name"))?,
@@ -189,12 +201,26 @@ fn layout_of(f: &mut Reader<'_>) -> Result<HelloLayout, HelloError> {
     let (block_bytes, layer_stride, block_stride) = (f.u64()?, f.u64()?, f.u64()?);
     let len = usize::from(f.u16()?);
     let dtype = text(&mut Reader::new(f.take(len)?, "hello"), MAX_DTYPE, "dtype")?;
-    Ok(HelloLayout { layers, blocks, block_bytes, layer_stride, block_stride, dtype })
+    Ok(HelloLayout { layers, blocks, block_bytes, layer_stride, block_stride, dtype, shape: None })
+}
+
+fn shape_of(f: &mut Reader<'_>) -> Result<HelloShape, HelloError> {
+    Ok(HelloShape {
+        planes: f.u32()?,
+        tokens: f.u32()?,
+        first_head: f.u32()?,
+        heads: f.u32()?,
+        total_heads: f.u32()?,
+        head_bytes: f.u32()?,
+        plane_stride: f.u64()?,
+        token_stride: f.u64()?,
+        head_stride: f.u64()?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::hello::tests::sample;
+    use super::super::hello::tests::{sample, shaped};
     use super::*;
 
     fn encoded(h: &Hello) -> Vec<u8> {
@@ -206,7 +232,9 @@ mod tests {
     #[test]
     fn b1_a_hello_round_trips() {
         let full = sample();
-        assert_eq!(Hello::decode(full.epoch, &encoded(&full)).unwrap(), full);
+        for hello in [&full, &shaped()] {
+            assert_eq!(Hello::decode(hello.epoch, &encoded(hello)).unwrap(), *hello);
+        }
         let bare = Hello {
             cm_port: 0,
             layout: None,
@@ -221,7 +249,7 @@ mod tests {
 
     #[test]
     fn b1_unknown_trailing_fields_and_bytes_are_ignored() {
-        let h = sample();
+        let h = shaped();
         let mut v = encoded(&h);
         Writer(&mut v).field(9999, |w| {
             w.raw(b"from the future");
@@ -234,7 +262,14 @@ mod tests {
                 w.raw(f.take(f.remaining()).unwrap());
                 if matches!(
                     t,
-                    tag::CREDITS | tag::QP | tag::REGION | tag::LAYOUT | tag::PATH | tag::CAPS | tag::CM_PORT
+                    tag::CREDITS
+                        | tag::QP
+                        | tag::REGION
+                        | tag::LAYOUT
+                        | tag::SHAPE
+                        | tag::PATH
+                        | tag::CAPS
+                        | tag::CM_PORT
                 ) {
                     w.u32(77);
                 }

@@ -52,7 +52,7 @@ pub(crate) use self::{
     cm_stream::{CmListener, Knock, dial_cm},
     deadline::Deadline,
     handshake::{Expect, Incoming, client, part, see_off},
-    hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
+    hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, Notify, NotifyModes},
     lines::Lines,
     oob::{OobListener, dial},
     reject::Reject,

@@ -5,6 +5,7 @@
 //! memory are not in it: they were exchanged when the channel was connected.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,8 +23,31 @@ pub struct Grant {
     bound: u64,
     connection: u64,
     id: u64,
+    kind: GrantKind,
     runs: Vec<Run>,
     total: u32,
+}
+
+/// What a grant is for. Each is used once, and by the call for its kind only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum GrantKind {
+    /// One write: [`KvChannel::write`](super::KvChannel::write).
+    #[default]
+    Write,
+    /// A write layer by layer, of so many layers: [`KvChannel::write_layers`](super::KvChannel::write_layers). It has as many
+    /// numbers, from its [`id`](Grant::id) on, one for each layer.
+    Layers(u32),
+}
+
+impl GrantKind {
+    /// For errors.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Write => "one write",
+            Self::Layers(_) => "a write by layer",
+        }
+    }
 }
 
 /// Whom a grant is bound to.
@@ -73,6 +97,12 @@ pub enum GrantError {
         /// Number of blocks.
         len: u32,
     },
+    /// A kind of grant that this version does not know, or one of no layers.
+    #[error("a grant of unknown kind {kind}; run one landfall version on both sides")]
+    Kind {
+        /// The kind's number.
+        kind: u8,
+    },
     /// A block is in it twice: what lands there would depend on timing.
     #[error("block {block} is granted twice; list every block once")]
     Twice {
@@ -81,7 +111,14 @@ pub enum GrantError {
     },
 }
 
+/// Without a kind: for one write.
 const FORMAT: u8 = 1;
+/// With one.
+const FORMAT_KIND: u8 = 2;
+
+mod kind {
+    pub(super) const LAYERS: u8 = 1;
+}
 
 impl Grant {
     /// Grants `blocks` in that order.
@@ -117,12 +154,36 @@ impl Grant {
             return Err(GrantError::Twice { block: w[1].0 });
         }
         let Binding { owner, bound, connection } = binding;
-        Ok(Self { owner, bound, connection, id, runs: out, total })
+        Ok(Self { owner, bound, connection, id, kind: GrantKind::Write, runs: out, total })
+    }
+
+    /// The same for another use, if there is such a use: a grant has at least one layer, and 64 bits number them.
+    pub(crate) fn of_kind(mut self, kind: GrantKind) -> Option<Self> {
+        let GrantKind::Layers(layers) = kind else { return Some(self) };
+        if layers == 0 || self.id.checked_add(layers.into()).is_none() {
+            return None;
+        }
+        self.kind = kind;
+        Some(self)
     }
 
     /// The number that its issuer gave it.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// What it is for.
+    pub fn kind(&self) -> GrantKind {
+        self.kind
+    }
+
+    /// The numbers that it has.
+    pub(crate) fn ids(&self) -> Range<u64> {
+        // `of_kind` has checked the sum.
+        match self.kind {
+            GrantKind::Layers(layers) => self.id..self.id + u64::from(layers),
+            _ => self.id..self.id.saturating_add(1),
+        }
     }
 
     /// The epoch of the endpoint that issued it, and that receives.
@@ -175,7 +236,13 @@ impl Grant {
     /// A compact form: a few bytes a run.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(32 + self.runs.len() * 4);
-        out.push(FORMAT);
+        match self.kind {
+            GrantKind::Write => out.push(FORMAT),
+            GrantKind::Layers(layers) => {
+                out.extend([FORMAT_KIND, kind::LAYERS]);
+                out.extend(layers.to_le_bytes());
+            }
+        }
         for v in [self.owner, self.bound, self.connection, self.id] {
             out.extend_from_slice(&v.to_le_bytes());
         }
@@ -196,9 +263,14 @@ impl Grant {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, GrantError> {
         let mut r = Reader::new(bytes, "grant");
         let format = r.u8().map_err(early_end)?;
-        if format != FORMAT {
-            return Err(GrantError::Version { ours: FORMAT, theirs: format });
-        }
+        let kind = match format {
+            FORMAT => GrantKind::Write,
+            FORMAT_KIND => match r.u8().map_err(early_end)? {
+                kind::LAYERS => GrantKind::Layers(r.u32().map_err(early_end)?),
+                kind => return Err(GrantError::Kind { kind }),
+            },
+            theirs => return Err(GrantError::Version { ours: FORMAT_KIND, theirs }),
+        };
         let mut word = || r.u64().map_err(early_end);
         let binding = Binding { owner: word()?, bound: word()?, connection: word()? };
         let id = word()?;
@@ -221,7 +293,7 @@ impl Grant {
         if r.remaining() != 0 {
             return Err(malformed(&r, "bytes after the end"));
         }
-        Self::from_runs(binding, id, runs)
+        Self::from_runs(binding, id, runs)?.of_kind(kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
     }
 }
 
@@ -230,6 +302,7 @@ impl fmt::Debug for Grant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Grant")
             .field("id", &self.id)
+            .field("kind", &self.kind)
             .field("blocks", &self.total)
             .field("runs", &self.runs.len())
             .finish_non_exhaustive()
@@ -243,12 +316,15 @@ struct Parts {
     bound: u64,
     connection: u64,
     id: u64,
+    #[serde(default)]
+    kind: GrantKind,
     runs: Vec<(u32, u32)>,
 }
 
 impl From<Grant> for Parts {
     fn from(g: Grant) -> Self {
-        Self { owner: g.owner, bound: g.bound, connection: g.connection, id: g.id, runs: g.runs().collect() }
+        let Grant { owner, bound, connection, id, kind, .. } = g;
+        Self { owner, bound, connection, id, kind, runs: g.runs().collect() }
     }
 }
 
@@ -256,7 +332,9 @@ impl TryFrom<Parts> for Grant {
     type Error = GrantError;
 
     fn try_from(p: Parts) -> Result<Self, GrantError> {
-        Self::from_runs(Binding { owner: p.owner, bound: p.bound, connection: p.connection }, p.id, p.runs)
+        let binding = Binding { owner: p.owner, bound: p.bound, connection: p.connection };
+        let grant = Self::from_runs(binding, p.id, p.runs)?;
+        grant.of_kind(p.kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
     }
 }
 
@@ -356,8 +434,32 @@ mod tests {
             Err(GrantError::Malformed { what: "bytes after the end", .. })
         ));
         let mut later = v;
-        later[0] = 2;
-        assert_eq!(Grant::from_bytes(&later), Err(GrantError::Version { ours: 1, theirs: 2 }));
+        later[0] = 3;
+        assert_eq!(Grant::from_bytes(&later), Err(GrantError::Version { ours: 2, theirs: 3 }));
+    }
+
+    #[test]
+    fn k6_grants_of_layers_round_trip_and_are_checked() {
+        let g = grant(&[1, 2, 9]).of_kind(GrantKind::Layers(61)).unwrap();
+        assert_eq!((g.kind(), g.ids()), (GrantKind::Layers(61), 3..64));
+        let v = g.to_bytes();
+        assert_eq!(Grant::from_bytes(&v).unwrap(), g);
+        assert_eq!(serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap()).unwrap(), g);
+        for cut in 0..v.len() {
+            assert!(Grant::from_bytes(&v[..cut]).is_err(), "cut at {cut}");
+        }
+        // No layers; an unknown kind; numbers that pass the last one.
+        let with = |at: usize, byte: u8| {
+            let mut v = v.clone();
+            v[at] = byte;
+            Grant::from_bytes(&v)
+        };
+        assert_eq!(with(2, 0), Err(GrantError::Kind { kind: 1 }));
+        assert_eq!(with(1, 99), Err(GrantError::Kind { kind: 99 }));
+        let last = Grant::new(BINDING, u64::MAX - 1, [1]).unwrap();
+        assert_eq!(last.clone().of_kind(GrantKind::Layers(2)), None);
+        assert!(last.of_kind(GrantKind::Layers(1)).is_some());
+        assert!(serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap().replace("61", "0")).is_err());
     }
 
     #[test]
@@ -393,6 +495,6 @@ mod tests {
 
     #[test]
     fn k6_debug_is_short() {
-        assert_eq!(format!("{:?}", grant(&[1, 2, 4])), "Grant { id: 3, blocks: 3, runs: 2, .. }");
+        assert_eq!(format!("{:?}", grant(&[1, 2, 4])), "Grant { id: 3, kind: Write, blocks: 3, runs: 2, .. }");
     }
 }

@@ -9,13 +9,17 @@
 //! A receiver takes [`Blocks`] from its pool and [grants](KvChannel::grant) them; the [`Grant`] travels to the sender,
 //! which [writes](KvChannel::write) blocks of its own to them. The write resolves to [`Landed`] when the receiver has
 //! confirmed it, and the granted blocks come out of [`KvChannel::next_arrival`]. Both ends of a channel can do both.
-//! What that means in full is in the guide: [landing](crate::guide::landing), [grants](crate::guide::grants).
+//! What that means in full is in the guide: [landing](crate::guide::landing), [grants](crate::guide::grants);
+//! [layers](crate::guide::layers), where each layer goes as soon as it is there, and [shapes](crate::guide::shapes), where the
+//! blocks of the two ends differ.
 //!
 //! # Cancel safety
 //!
 //! | dropped | what happens |
 //! |---|---|
 //! | [`Write`] | the transfer is aborted; its blocks return to the pool when no device reads them; the channel goes on |
+//! | [`LayerWrite`] | the same, for the layers that have not landed |
+//! | [`LayerArrivals`], [`Gather`] | what they have granted is revoked |
 //! | [`KvChannel::next_arrival`], [`recv_message`](KvChannel::recv_message), [`resolve`](KvChannel::resolve), [`closed`](KvChannel::closed) | nothing is lost |
 //! | [`KvChannel::send_message`] | before it has resolved, the message is not sent |
 //! | [`KvChannel::close`] | it closes all the same |
@@ -44,8 +48,13 @@ mod handshake;
 mod hostile;
 #[cfg(test)]
 mod hostile_managed;
+mod gather;
+mod layer_arrivals;
+mod layers;
 pub mod layout;
 mod managed;
+mod mapping;
+mod parts;
 mod path;
 mod path_check;
 mod peers;
@@ -53,6 +62,8 @@ mod pool;
 pub(crate) mod proto;
 mod queues;
 mod setup;
+mod shape;
+mod spans;
 mod stats;
 mod targets;
 mod waiting;
@@ -69,11 +80,17 @@ pub(crate) use config::CONTROL_BYTES;
 pub use config::KvConfig;
 pub use driver::{ChannelClosed, MessageError};
 pub use endpoint::{KvEndpoint, KvListener, PeerIdentity};
-pub use grant::{Grant, GrantError};
+pub use gather::{Gather, PartArrival, PartLanded};
+pub use grant::{Grant, GrantError, GrantKind};
+pub use layer_arrivals::{LandedLayer, LayerArrivals, LayerView};
+pub use layers::{LayerError, LayerSet, LayerWrite, LayersLanded, LayersNotLanded, LayersRefused};
 pub use layout::{Dtype, Layout, LayoutError};
+pub use mapping::{Mapping, MappingError};
 pub use path::{PathReport, QpReport};
 pub use pool::{KvPool, PoolAccess, PoolError};
 pub use proto::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
+pub use shape::{Heads, Order, Shape, ShapeError, Strides};
+pub use spans::TokenSpan;
 pub use stats::ChannelStats;
 pub use write::{Landed, Write, WriteError, WriteRequest};
 

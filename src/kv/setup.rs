@@ -9,10 +9,11 @@ use super::endpoint::Shared;
 use super::layout::{Dtype, Layout};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
 use super::queues::{Queue, QueueSizes};
+use super::shape::{Heads, Shape, ShapeError, Strides};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Lines, NotifyModes, Reject,
-    path_mtu,
+    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, Lines, NotifyModes,
+    Reject, path_mtu,
 };
 use crate::error::DeviceError;
 use crate::memory::{Memory, Prefault};
@@ -130,6 +131,7 @@ pub(super) fn hello(shared: &Shared, built: &Built, connection_id: u64, dead: Ve
             layer_stride: layout.layer_stride(),
             block_stride: layout.block_stride(),
             dtype: layout.dtype().to_string(),
+            shape: layout.shape().map(Shape::hello),
         }),
         regions: shared.pool.remote_regions(),
         dead,
@@ -190,6 +192,13 @@ pub(super) fn peer_pool(peer: &Hello) -> Result<PeerPool, Reject> {
     let layout = Layout::new(l.layers, l.blocks, l.block_bytes, l.layer_stride, l.block_stride)
         .map_err(|e| malformed(e.to_string()))?
         .with_dtype(dtype);
+    let layout = match &l.shape {
+        None => layout,
+        Some(said) => {
+            let shape = Shape::said(said).map_err(|e| malformed(e.to_string()))?;
+            layout.with_shape(shape).map_err(|e| malformed(e.to_string()))?
+        }
+    };
     let parts = peer.regions.iter().map(|r| Part { addr: r.addr, len: r.len, key: r.rkey }).collect();
     let seams = PoolSeams::from(Seams::new(parts).map_err(|e| malformed(e.to_string()))?);
     // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
@@ -290,5 +299,30 @@ impl super::pool::KvPool {
                 })
                 .collect(),
         }
+    }
+}
+
+impl Shape {
+    /// As a hello says it.
+    fn hello(&self) -> HelloShape {
+        let (heads, strides) = (self.heads(), self.strides());
+        HelloShape {
+            planes: self.planes(),
+            tokens: self.tokens(),
+            first_head: heads.first(),
+            heads: heads.count(),
+            total_heads: heads.total(),
+            head_bytes: self.head_bytes(),
+            plane_stride: strides.plane,
+            token_stride: strides.token,
+            head_stride: strides.head,
+        }
+    }
+
+    /// What a hello has said, checked.
+    fn said(s: &HelloShape) -> Result<Self, ShapeError> {
+        let heads = Heads::new(s.first_head, s.heads, s.total_heads)?;
+        let strides = Strides { plane: s.plane_stride, token: s.token_stride, head: s.head_stride };
+        Self::strided(s.planes, s.tokens, heads, s.head_bytes, strides)
     }
 }

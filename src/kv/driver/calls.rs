@@ -1,5 +1,6 @@
 //! What the user asks of a channel: each call takes the lock, does its part, and lets the rest go on by itself.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -9,7 +10,8 @@ use super::{Granted, KvDriver};
 use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
-use crate::kv::grant::{Binding, Grant};
+use crate::kv::grant::{Binding, Grant, GrantKind};
+use crate::kv::parts::Held;
 use crate::kv::proto::{Cause, MessageRefused, Resolution, TransferId};
 use crate::kv::targets;
 use crate::kv::waiting::{Place, Wait};
@@ -24,7 +26,9 @@ impl KvDriver {
     ) -> Started {
         let started = Instant::now();
         // Long lists take milliseconds: planned without the lock, so that the channel goes on meanwhile (R9).
-        let checked = self.check(&request).and_then(|()| targets::plan(&request, &self.pool, &self.peer));
+        let checked = self
+            .check(&request, GrantKind::Write)
+            .and_then(|()| targets::plan(&request, false, &self.pool, &self.peer));
         self.locked(|inner, after| {
             let started = match checked {
                 Ok(plan) => {
@@ -38,8 +42,8 @@ impl KvDriver {
         })
     }
 
-    /// What needs no lock: epochs, pool, positions.
-    fn check(&self, request: &WriteRequest) -> Result<(), WriteError> {
+    /// What needs no lock: epochs, pool, the kind of the grant.
+    pub(super) fn check(&self, request: &WriteRequest, kind: GrantKind) -> Result<(), WriteError> {
         let grant = &request.grant;
         if !request.source.pool().same(&self.pool) {
             return Err(WriteError::ForeignBlocks);
@@ -53,7 +57,17 @@ impl KvDriver {
         if grant.connection() != self.connection_id {
             return Err(WriteError::StaleGrant { grant: grant.id() });
         }
-        Ok(())
+        match (grant.kind(), kind) {
+            (GrantKind::Layers(granted), GrantKind::Layers(layers)) if granted != layers => {
+                let (index, limit) = (granted.into(), layers.into());
+                Err(WriteError::OutOfRange { what: "layer of the grant", index, limit })
+            }
+            (granted, asked) if granted != asked => {
+                let (granted, asked) = (granted.name(), asked.name());
+                Err(WriteError::WrongKind { grant: grant.id(), granted, asked })
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(in crate::kv) fn poll_write(
@@ -107,7 +121,7 @@ impl KvDriver {
                     // A claim holds each block once, and fewer than there are u32s.
                     let grant =
                         Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint");
-                    inner.grants.insert(id, Granted { blocks, aborted: false });
+                    inner.grants.insert(id, Granted { blocks: Held::Whole(blocks), aborted: false });
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
@@ -115,13 +129,11 @@ impl KvDriver {
         })
     }
 
-    pub(in crate::kv) fn revoke(&self, grant: u64) {
+    /// Takes back those of these grants that are open.
+    pub(in crate::kv) fn revoke(&self, grants: Range<u64>) {
         let now = Instant::now();
         self.locked(|inner, after| {
-            if inner.grants.contains_key(&grant)
-                && let Some(conn) = &mut inner.conn
-            {
-                conn.revoke_grant(grant, now);
+            if inner.revoke_open(grants, now, after) {
                 inner.turn(now, after);
             }
         });

@@ -8,12 +8,14 @@
 mod calls;
 mod closed;
 mod events;
+mod layers;
 mod progress;
 mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -26,7 +28,9 @@ use crate::clock::later;
 use crate::connect::Lines;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
+use crate::kv::layout::Layout;
 use crate::kv::lock;
+use crate::kv::parts::Held;
 use crate::kv::path::QpReport;
 use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
@@ -122,7 +126,7 @@ enum State {
 
 /// Blocks that were granted.
 struct Granted {
-    blocks: Blocks,
+    blocks: Held,
     /// Their arrival has ended; they are in quarantine.
     aborted: bool,
 }
@@ -138,6 +142,8 @@ struct WriteEntry {
     waker: Option<Waker>,
     /// Nobody waits: forget it at its end.
     detached: bool,
+    /// The transfers of all layers, where it writes one of several: they land together or not at all.
+    fellows: Option<Range<u64>>,
     bytes: u64,
     descriptors: u64,
     wrs: u64,
@@ -149,7 +155,7 @@ struct After {
     wakers: Vec<Waker>,
     /// Wakers that were replaced or are not needed any more: only dropped, which is the user's code too.
     replaced: Vec<Waker>,
-    blocks: Vec<Blocks>,
+    blocks: Vec<Held>,
     sources: Vec<Arc<Blocks>>,
     ledger: Option<Ledger>,
     /// Queue pairs whose destruction blocks.
@@ -255,6 +261,11 @@ impl KvDriver {
 
     pub(crate) fn pool(&self) -> &KvPool {
         &self.pool
+    }
+
+    /// The layout of the peer's pool.
+    pub(crate) fn peer_layout(&self) -> &Layout {
+        &self.peer.layout
     }
 
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
