@@ -31,6 +31,8 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
   --seed N               seed of data and placement                      [random]
   --file PATH            stream this file instead, and compare SHA-256 at the far end
                          (with --listen: where to store it; /dev/null discards)
+  --layerwise            write each request once more, layer by layer as a timer makes them, and report the tail
+  --layer-time MICROS    time in which a layer is made                   [1000]
   --deadline SECONDS     deadline of a write                             [60]
   --json                 one JSON object on standard output
   --quiet                no progress bar
@@ -60,6 +62,8 @@ pub(crate) struct Args {
     pub(crate) run: u32,
     pub(crate) seed: Option<u64>,
     pub(crate) file: Option<PathBuf>,
+    pub(crate) layerwise: bool,
+    pub(crate) layer_time: Duration,
     pub(crate) deadline: Duration,
     pub(crate) json: bool,
     pub(crate) quiet: bool,
@@ -82,6 +86,8 @@ impl Default for Args {
             run: 16,
             seed: None,
             file: None,
+            layerwise: false,
+            layer_time: Duration::from_millis(1),
             deadline: Duration::from_secs(60),
             json: false,
             quiet: false,
@@ -127,17 +133,22 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             "--run" => a.run = number(&flag, &value()?, 1, 1 << 24)? as u32,
             "--seed" => a.seed = Some(number(&flag, &value()?, 0, u64::MAX)?),
             "--file" => a.file = Some(value()?.into()),
+            "--layerwise" => a.layerwise = true,
+            "--layer-time" => a.layer_time = Duration::from_micros(number(&flag, &value()?, 1, 60_000_000)?),
             "--deadline" => a.deadline = Duration::from_secs(number(&flag, &value()?, 1, 86_400)?),
             "--json" => a.json = true,
             "--quiet" => a.quiet = true,
             "--child" => a.child = true,
             _ => return Err(format!("unknown argument {flag:?}; see --help")),
         }
-        if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child") {
+        if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child" | "--layerwise") {
             return Err(format!("{flag} takes no value"));
         }
     }
     a.device.check()?;
+    if a.layerwise && a.file.is_some() {
+        return Err("--layerwise: a file has no layers; leave --file out".to_owned());
+    }
     if a.tokens % a.page != 0 {
         return Err(format!(
             "--tokens {} is not a multiple of --page {}; choose a page that divides it",

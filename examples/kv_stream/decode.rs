@@ -4,7 +4,7 @@ use landfall::kv::{Arrival, KvChannel};
 
 use crate::args::Args;
 use crate::prefill::{hear, say, unexpected};
-use crate::{Error, Message, data, file};
+use crate::{Error, Message, data, file, layerwise};
 
 pub(crate) async fn serve(
     args: &Args,
@@ -31,6 +31,14 @@ pub(crate) async fn serve(
                     Some(sink) => (sink.store(&arrival, bytes).await?, None),
                     None => verify(args, seed, index, &arrival).await?,
                 };
+                all_right &= wrong == 0;
+                say(&channel, &Message::Verified { index, wrong, first }).await?;
+            }
+            Message::LayerRequest { index, blocks, seed } => {
+                let (bytes, wrong, first) =
+                    layerwise::receive(args, &channel, (index, blocks, seed)).await?;
+                arrivals += 1;
+                landed_bytes += bytes;
                 all_right &= wrong == 0;
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
             }

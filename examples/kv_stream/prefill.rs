@@ -7,7 +7,7 @@ use landfall::kv::{Blocks, KvChannel, KvEndpoint, KvPool, Landed, WriteRequest};
 
 use crate::args::Args;
 use crate::report::{Progress, Report};
-use crate::{Error, Message, data, file};
+use crate::{Error, Message, data, file, layerwise};
 
 pub(crate) async fn stream(
     args: &Args,
@@ -58,9 +58,21 @@ async fn synthetic(
         let (source, _) = data::placement(seed, index, pages, args.run);
         let mut blocks = pool.claim(&source)?;
         fill(args, seed, index, &mut blocks).await?;
-        write(args, channel, report, Message::Request { index, blocks: pages, seed, bytes }, blocks).await?;
+        let request = Message::Request { index, blocks: pages, seed, bytes };
+        let landed = write(args, channel, report, request, blocks).await?;
         progress.add(bytes);
         verdict(channel, report, index).await?;
+        if args.layerwise {
+            report.layerwise.get_or_insert_default().at_once(landed.landed);
+            // Of other content, in other places.
+            let index = args.requests + index;
+            let (source, _) = data::placement(seed, index, pages, args.run);
+            let mut blocks = pool.claim(&source)?;
+            fill(args, seed, index, &mut blocks).await?;
+            let request = Message::LayerRequest { index, blocks: pages, seed };
+            layerwise::write(args, channel, report, request, blocks).await?;
+            verdict(channel, report, index).await?;
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use landfall::kv::{KvChannel, KvEndpoint, Landed, PathReport};
 
 use crate::Error;
 use crate::args::Args;
+use crate::layerwise::Layerwise;
 
 pub(crate) struct Report {
     profile: String,
@@ -21,6 +22,8 @@ pub(crate) struct Report {
     /// The far end has counted the same arrivals and bytes (and the same SHA-256 of a file).
     agreed: bool,
     sha256: Option<String>,
+    /// With `--layerwise`.
+    pub(crate) layerwise: Option<Layerwise>,
 }
 
 impl Report {
@@ -38,6 +41,7 @@ impl Report {
             first_wrong: None,
             agreed: false,
             sha256: None,
+            layerwise: None,
         }
     }
 
@@ -58,7 +62,9 @@ impl Report {
     }
 
     pub(crate) fn finish(&mut self, same_digest: bool, arrivals: u64, bytes: u64, sha256: Option<String>) {
-        self.agreed = same_digest && arrivals == self.requests && bytes == self.landed_bytes;
+        let (more, more_bytes) = self.layerwise.as_ref().map_or((0, 0), |l| (l.requests, l.bytes));
+        let counted = arrivals == self.requests + more && bytes == self.landed_bytes + more_bytes;
+        self.agreed = same_digest && counted;
         self.sha256 = sha256;
     }
 
@@ -69,7 +75,7 @@ impl Report {
 
     pub(crate) async fn print(&self, args: &Args, channel: &KvChannel) -> Result<(), Error> {
         let path = channel.verify_path().await;
-        crate::print(&if args.json { self.json(&path) } else { self.text(&path) })
+        crate::print(&if args.json { self.json(args, &path) } else { self.text(args, &path) })
     }
 
     /// Bytes a second, in units of 10⁹, over the time from each call to its landing.
@@ -78,7 +84,7 @@ impl Report {
         if seconds > 0.0 { self.landed_bytes as f64 / seconds / 1e9 } else { 0.0 }
     }
 
-    fn json(&self, path: &PathReport) -> String {
+    fn json(&self, args: &Args, path: &PathReport) -> String {
         let mut object = serde_json::json!({
             "transport": path.transport,
             "transport_reason": path.transport_reason,
@@ -98,10 +104,13 @@ impl Report {
         if let Some(sha256) = &self.sha256 {
             object["sha256"] = sha256.as_str().into();
         }
+        if let Some(layerwise) = &self.layerwise {
+            object["layerwise"] = layerwise.json(args.layer_time);
+        }
         format!("{object}\n")
     }
 
-    fn text(&self, path: &PathReport) -> String {
+    fn text(&self, args: &Args, path: &PathReport) -> String {
         let mut text = format!(
             "{} requests, {} descriptors in {} work requests, {} bytes\n\
              local completion {:.3} s, landed {:.3} s, {:.2} GB/s\n\
@@ -119,6 +128,9 @@ impl Report {
         );
         if let Some(sha256) = &self.sha256 {
             text += &format!("sha256 {sha256}\n");
+        }
+        if let Some(layerwise) = &self.layerwise {
+            text += &layerwise.text(args.layer_time);
         }
         text += &match (self.is_verified(), &self.first_wrong) {
             (true, _) => "verified: every block landed in its place\n".to_owned(),

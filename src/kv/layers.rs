@@ -108,7 +108,7 @@ pub struct LayersLanded {
 /// The write has not landed as a whole. What is known of each layer is here: the receiver gives out none of the blocks, but may
 /// have read the layers that had landed before.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{landed} of {} layers have landed; layer {first}: {why}", .layers.len())]
+#[error("{landed} of {} layers have landed; layer {first} has not, or may not have", .layers.len())]
 #[non_exhaustive]
 pub struct LayersNotLanded {
     /// What ended it.

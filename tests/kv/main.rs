@@ -11,7 +11,9 @@ mod common;
 mod failure;
 mod identity;
 mod landing;
+mod layers;
 mod manager;
 #[path = "../on/mod.rs"]
 mod on;
+mod shapes;
 mod transports;
