@@ -210,12 +210,11 @@ fn k1_layers_are_streamed_as_they_are_made() {
             .await;
             assert_eq!((&seen["verified"], &seen["requests"]), (&true.into(), &2.into()), "{seen}");
             let layerwise = &seen["layerwise"];
-            for (field, value) in
-                [("requests", 2), ("layers", 9), ("landed_bytes", 2u64 * 9 * 256 * 1152)]
-            {
+            for (field, value) in [("requests", 2), ("layers", 9), ("landed_bytes", 2u64 * 9 * 256 * 1152)] {
                 assert_eq!(layerwise[field], value, "{field} of {seen}");
             }
-            let time = |field: &str| layerwise[field].as_f64().unwrap_or_else(|| panic!("no {field} in {seen}"));
+            let time =
+                |field: &str| layerwise[field].as_f64().unwrap_or_else(|| panic!("no {field} in {seen}"));
             assert_eq!(time("layer_time_s"), 0.001);
             // Nine ticks of the timer, and then the tail.
             assert!(time("by_layer_s") >= 0.009 && time("tail_s") <= time("by_layer_s"), "{seen}");
@@ -224,7 +223,10 @@ fn k1_layers_are_streamed_as_they_are_made() {
         }
         let people = output(kv_stream("--tokens 64 --layerwise --layer-time 100")).await;
         let said = text(&people.stdout);
-        assert!(said.contains("by layer: 27 layers, one every 0.100 ms") && said.contains("at once"), "{said}");
+        assert!(
+            said.contains("by layer: 27 layers, one every 0.100 ms") && said.contains("at once"),
+            "{said}"
+        );
         complains(kv_stream("--layerwise --file /dev/null"), "has no layers").await;
     });
 }

@@ -35,8 +35,7 @@ pub(crate) async fn serve(
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
             }
             Message::LayerRequest { index, blocks, seed } => {
-                let (bytes, wrong, first) =
-                    layerwise::receive(args, &channel, (index, blocks, seed)).await?;
+                let (bytes, wrong, first) = layerwise::receive(args, &channel, (index, blocks, seed)).await?;
                 arrivals += 1;
                 landed_bytes += bytes;
                 all_right &= wrong == 0;

@@ -104,8 +104,8 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello) -> Result<Agreed, Reject> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hello::{HelloShape, NotifyModes};
     use super::super::hello::tests::{sample, shaped};
+    use super::super::hello::{HelloShape, NotifyModes};
     use super::*;
 
     #[test]

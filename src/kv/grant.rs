@@ -459,7 +459,9 @@ mod tests {
         let last = Grant::new(BINDING, u64::MAX - 1, [1]).unwrap();
         assert_eq!(last.clone().of_kind(GrantKind::Layers(2)), None);
         assert!(last.of_kind(GrantKind::Layers(1)).is_some());
-        assert!(serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap().replace("61", "0")).is_err());
+        assert!(
+            serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap().replace("61", "0")).is_err()
+        );
     }
 
     #[test]
@@ -495,6 +497,9 @@ mod tests {
 
     #[test]
     fn k6_debug_is_short() {
-        assert_eq!(format!("{:?}", grant(&[1, 2, 4])), "Grant { id: 3, kind: Write, blocks: 3, runs: 2, .. }");
+        assert_eq!(
+            format!("{:?}", grant(&[1, 2, 4])),
+            "Grant { id: 3, kind: Write, blocks: 3, runs: 2, .. }"
+        );
     }
 }

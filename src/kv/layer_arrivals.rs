@@ -82,13 +82,21 @@ impl KvChannel {
             return Err(GrantRefused { blocks, why });
         }
         let layers = blocks.pool().layout().layers();
-        let (driver, parts, blocks) = (self.inner.driver.clone(), Arc::new(Parts::default()), Arc::new(blocks));
+        let (driver, parts, blocks) =
+            (self.inner.driver.clone(), Arc::new(Parts::default()), Arc::new(blocks));
         match driver.grant_parts(&blocks, &parts, 0, GrantKind::Layers(layers)) {
             Ok(grant) => {
                 let landed = vec![false; layers as usize];
                 let blocks = Some(blocks);
-                let arrivals =
-                    LayerArrivals { driver, parts, blocks, grant: grant.clone(), landed, told: 0, failed: None };
+                let arrivals = LayerArrivals {
+                    driver,
+                    parts,
+                    blocks,
+                    grant: grant.clone(),
+                    landed,
+                    told: 0,
+                    failed: None,
+                };
                 Ok((grant, arrivals))
             }
             Err(closed) => {

@@ -79,7 +79,9 @@ pub enum LayerError {
         layer: u32,
     },
     /// The source is shared with somebody who may be reading it.
-    #[error("the source is shared, and cannot be changed; give the write the only handle, or fill the blocks otherwise")]
+    #[error(
+        "the source is shared, and cannot be changed; give the write the only handle, or fill the blocks otherwise"
+    )]
     Shared,
     /// A position or byte that does not exist.
     #[error(transparent)]
@@ -258,7 +260,8 @@ impl LayerWrite {
             self.driver.cancel_layer(id);
         }
         while let Some(id) = self.transfer(self.ended.len() as u32) {
-            let (result, _source) = poll_fn(|cx: &mut Context<'_>| self.driver.poll_write(id, cx.waker())).await;
+            let (result, _source) =
+                poll_fn(|cx: &mut Context<'_>| self.driver.poll_write(id, cx.waker())).await;
             self.ended.push(result);
         }
         let result = self.outcome();
@@ -271,7 +274,8 @@ impl LayerWrite {
         if let Some((first, why)) = cause(&layers) {
             return Err(LayersNotLanded { why, first, landed: done.len() as u32, layers });
         }
-        let ends = self.pushed.iter().zip(&done).filter_map(|(pushed, landed)| Some((*pushed)? + landed.landed));
+        let ends =
+            self.pushed.iter().zip(&done).filter_map(|(pushed, landed)| Some((*pushed)? + landed.landed));
         let end = ends.max().unwrap_or(self.started);
         let last_push = self.pushed.iter().flatten().max().copied().unwrap_or(self.started);
         Ok(LayersLanded {

@@ -87,7 +87,9 @@ pub enum MappingError {
         side: &'static str,
     },
     /// The pools are of different models.
-    #[error("{what}: {source_value} at the source, {target_value} at the target; both must hold the same model's cache")]
+    #[error(
+        "{what}: {source_value} at the source, {target_value} at the target; both must hold the same model's cache"
+    )]
     Model {
         /// What differs: planes, bytes of a head, heads of the model.
         what: &'static str,
@@ -97,7 +99,9 @@ pub enum MappingError {
         target_value: u64,
     },
     /// No head is in both.
-    #[error("the source has the heads {source_heads:?}, the target {target_heads:?}: none is in both; pair the ranks that share heads")]
+    #[error(
+        "the source has the heads {source_heads:?}, the target {target_heads:?}: none is in both; pair the ranks that share heads"
+    )]
     NoHeads {
         /// The source's heads.
         source_heads: Heads,
@@ -105,7 +109,9 @@ pub enum MappingError {
         target_heads: Heads,
     },
     /// The mapping was made for another shape than the pool's.
-    #[error("the mapping's {side} is {mapping:?}, the pool's shape is {pool:?}; make the mapping of the pools' own shapes")]
+    #[error(
+        "the mapping's {side} is {mapping:?}, the pool's shape is {pool:?}; make the mapping of the pools' own shapes"
+    )]
     OtherShape {
         /// `"source"` or `"target"`.
         side: &'static str,
@@ -142,9 +148,7 @@ impl Mapping {
         if source.tokens() > 1 && target.tokens() > 1 {
             outer.push(Dim { count: None, src: ss.token, dst: ts.token });
         }
-        while !tokens_in_row
-            && let Some(at) = outer.iter().position(|dim| dim.src == row && dim.dst == row)
-        {
+        while !tokens_in_row && let Some(at) = outer.iter().position(|dim| dim.src == row && dim.dst == row) {
             match outer.remove(at).count {
                 // Within the bytes of either shape.
                 Some(count) => row *= u64::from(count),
@@ -323,9 +327,8 @@ mod tests {
         }
         // K and V beside each other in each token, on both sides: all of it is one row.
         let strides = Strides { plane: 32, token: 64, head: 8 };
-        let beside = |tokens| {
-            Shape::strided(2, tokens, Heads::all(4).expect("valid"), 8, strides).expect("valid")
-        };
+        let beside =
+            |tokens| Shape::strided(2, tokens, Heads::all(4).expect("valid"), 8, strides).expect("valid");
         let m = Mapping::new(&beside(16), &beside(64)).expect("one model");
         assert_eq!(rows(&m, 0, 0, 1000), (16, 1, 16 * 64));
     }
@@ -335,7 +338,10 @@ mod tests {
         let of = |tokens| shape(1, tokens, (0, 1, 1), Order::TokensHeads);
         let m = Mapping::new(&of(6), &of(4)).expect("one model");
         let chunk = m.chunk(6 * 5 + 2, 4 * 9 + 3, 100);
-        assert_eq!((chunk.src_block, chunk.dst_block, chunk.src_at, chunk.dst_at, chunk.tokens), (5, 9, 2, 3, 1));
+        assert_eq!(
+            (chunk.src_block, chunk.dst_block, chunk.src_at, chunk.dst_at, chunk.tokens),
+            (5, 9, 2, 3, 1)
+        );
         // Tokens 0..12 meet at 4, 6, 8.
         assert_eq!(m.chunks(0, 0, 12), 4);
         assert_eq!((m.chunks(0, 0, 1), m.chunks(3, 3, 0), m.chunks(5, 3, 2)), (1, 0, 2));
@@ -346,7 +352,8 @@ mod tests {
     fn r10_shapes_of_two_models_are_refused_naming_both_values() {
         let a = shape(2, 16, (0, 4, 8), Order::TokensHeads);
         let of = |planes, total| shape(planes, 16, (4, 4, total), Order::TokensHeads);
-        let model = |what, source_value, target_value| MappingError::Model { what, source_value, target_value };
+        let model =
+            |what, source_value, target_value| MappingError::Model { what, source_value, target_value };
         assert_eq!(Mapping::new(&a, &of(1, 8)).unwrap_err(), model("planes", 2, 1));
         assert_eq!(Mapping::new(&a, &of(2, 16)).unwrap_err(), model("heads of the model", 8, 16));
         let wide = Shape::dense(2, 16, a.heads(), 16, Order::TokensHeads).expect("valid");
@@ -357,6 +364,9 @@ mod tests {
         let m = Mapping::new(&a, &a).expect("the same");
         assert_eq!(m.check(Some(&a), Some(&a)), Ok(()));
         assert_eq!(m.check(Some(&a), None), Err(MappingError::NoShape { side: "target" }));
-        assert!(matches!(m.check(Some(&wide), Some(&a)), Err(MappingError::OtherShape { side: "source", .. })));
+        assert!(matches!(
+            m.check(Some(&wide), Some(&a)),
+            Err(MappingError::OtherShape { side: "source", .. })
+        ));
     }
 }

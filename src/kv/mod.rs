@@ -42,13 +42,13 @@ mod door;
 mod driver;
 mod endpoint;
 mod free_runs;
+mod gather;
 mod grant;
 mod handshake;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod hostile_managed;
-mod gather;
 mod layer_arrivals;
 mod layers;
 pub mod layout;

@@ -21,9 +21,18 @@ pub(super) enum Held {
 /// The end of one grant.
 #[derive(Clone, Debug)]
 pub(super) enum News {
-    Landed { part: u32, layer: u32, transfer: TransferId, tag: u64, bytes: u64 },
+    Landed {
+        part: u32,
+        layer: u32,
+        transfer: TransferId,
+        tag: u64,
+        bytes: u64,
+    },
     /// Told once for all grants of a part.
-    Aborted { part: u32, reason: AbortReason },
+    Aborted {
+        part: u32,
+        reason: AbortReason,
+    },
 }
 
 /// What is known of a claim's grants. One future waits for it at a time.
@@ -55,7 +64,13 @@ pub(super) struct Part {
 
 impl Parts {
     /// A part for grant number `layer` of `grants`.
-    pub(super) fn part(self: &Arc<Self>, blocks: &Arc<Blocks>, index: u32, layer: u32, grants: Range<u64>) -> Part {
+    pub(super) fn part(
+        self: &Arc<Self>,
+        blocks: &Arc<Blocks>,
+        index: u32,
+        layer: u32,
+        grants: Range<u64>,
+    ) -> Part {
         lock(&self.state).open += 1;
         Part { parts: self.clone(), blocks: Some(blocks.clone()), index, layer, grants }
     }

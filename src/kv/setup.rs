@@ -12,8 +12,8 @@ use super::queues::{Queue, QueueSizes};
 use super::shape::{Heads, Shape, ShapeError, Strides};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, Lines, NotifyModes,
-    Reject, path_mtu,
+    Agreed, ConnectError, Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, Lines,
+    NotifyModes, Reject, path_mtu,
 };
 use crate::error::DeviceError;
 use crate::memory::{Memory, Prefault};

@@ -127,7 +127,9 @@ pub enum ShapeError {
         strides: Strides,
     },
     /// The last byte is beyond what 64 bits can address.
-    #[error("shape: {planes} planes × {tokens} tokens × {heads} heads of {head_bytes} bytes do not fit in 64-bit offsets")]
+    #[error(
+        "shape: {planes} planes × {tokens} tokens × {heads} heads of {head_bytes} bytes do not fit in 64-bit offsets"
+    )]
     TooLarge {
         /// Planes.
         planes: u32,
@@ -275,7 +277,8 @@ impl Shape {
                 return Err(ShapeError::Overlap { planes, tokens, heads: heads.count, head_bytes, strides });
             }
             let too_large = ShapeError::TooLarge { planes, tokens, heads: heads.count, head_bytes };
-            bytes = stride.checked_mul(u64::from(n) - 1).and_then(|s| s.checked_add(bytes)).ok_or(too_large)?;
+            bytes =
+                stride.checked_mul(u64::from(n) - 1).and_then(|s| s.checked_add(bytes)).ok_or(too_large)?;
         }
         Ok(Self { planes, tokens, heads, head_bytes, strides, bytes })
     }
@@ -386,7 +389,10 @@ mod tests {
             Err(ShapeError::TooLarge { .. })
         ));
         // A stride of a dimension of one does not count.
-        assert_eq!(Shape::strided(1, 1, all(1), 8, Strides { plane: 0, token: 0, head: 0 }).expect("one").bytes(), 8);
+        assert_eq!(
+            Shape::strided(1, 1, all(1), 8, Strides { plane: 0, token: 0, head: 0 }).expect("one").bytes(),
+            8
+        );
     }
 
     #[test]
@@ -419,7 +425,9 @@ mod tests {
         let s = Shape::dense(2, 4, all(2), 8, Order::TokensHeads).expect("valid");
         let text = serde_json::to_string(&s).expect("serialises");
         assert_eq!(serde_json::from_str::<Shape>(&text).expect("valid"), s);
-        for (from, to) in [("\"token\":16", "\"token\":15"), ("[0,2,2]", "[1,2,2]"), ("\"planes\":2", "\"planes\":0")] {
+        for (from, to) in
+            [("\"token\":16", "\"token\":15"), ("[0,2,2]", "[1,2,2]"), ("\"planes\":2", "\"planes\":0")]
+        {
             let bad = text.replace(from, to);
             assert_ne!(bad, text);
             assert!(serde_json::from_str::<Shape>(&bad).is_err(), "{bad}");

@@ -52,8 +52,8 @@ pub(crate) fn plan(
 fn blocks(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<PlanBuilder, WriteError> {
     let (source, grant) = (&*request.source, &request.grant);
     let refused = |error| refused(error, pool, peer);
-    let mut builder = PlanBuilder::new((pool.layout(), pool.seams()), (&peer.layout, &peer.seams))
-        .map_err(refused)?;
+    let mut builder =
+        PlanBuilder::new((pool.layout(), pool.seams()), (&peer.layout, &peer.seams)).map_err(refused)?;
     match &request.pairs {
         None => {
             if source.len() > grant.len() {

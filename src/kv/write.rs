@@ -177,7 +177,9 @@ pub enum WriteError {
         token: u32,
     },
     /// The grant is for another call. Nothing was posted.
-    #[error("grant {grant} is for {granted}, it was used for {asked}; use it as it was granted, or ask for another one")]
+    #[error(
+        "grant {grant} is for {granted}, it was used for {asked}; use it as it was granted, or ask for another one"
+    )]
     WrongKind {
         /// The grant.
         grant: u64,

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use landfall::device::Profile;
 use landfall::kv::{
-    AbortReason, ArrivalError, Blocks, GrantKind, KvChannel, LayerArrivals, LayerError, LayerView, LayerWrite,
-    Reason, SenderReason, WriteError, WriteRequest,
+    AbortReason, ArrivalError, Blocks, GrantKind, KvChannel, LayerArrivals, LayerError, LayerView,
+    LayerWrite, Reason, SenderReason, WriteError, WriteRequest,
 };
 
 use crate::common::{On, Pair, content, fill, layout, on_every_profile, on_soft_profiles, pair, run, wrong};

@@ -102,7 +102,9 @@ fn wrong(blocks: &Blocks, written: impl Fn(u32, u32) -> Option<(u8, u32)>) -> us
         for plane in 0..shape.planes() {
             for token in 0..shape.tokens() {
                 for head in shape.heads().range() {
-                    let Some((seed, from)) = written(position * shape.tokens() + token, head) else { continue };
+                    let Some((seed, from)) = written(position * shape.tokens() + token, head) else {
+                        continue;
+                    };
                     let at = shape.offset(plane, token, head).unwrap() as usize;
                     for b in 0..HEAD_BYTES {
                         expected[at + b as usize] = byte(seed, layer, plane, from, head, b);
@@ -150,7 +152,8 @@ async fn k1_pages_and_ranks_of_any_kind_meet_byte_by_byte(on: On) {
     ] {
         // The last block is not full on either side.
         let tokens = 150;
-        let Ends { sender, receiver, _endpoints } = connected(on, pool(near, tokens), pool(far, tokens)).await;
+        let Ends { sender, receiver, _endpoints } =
+            connected(on, pool(near, tokens), pool(far, tokens)).await;
         assert_eq!(sender.peer_shape(), Some(&far));
         let mapping = sender.mapping_to_peer().unwrap();
         let back = receiver.mapping_from_peer().unwrap();
@@ -174,8 +177,10 @@ async fn k1_pages_and_ranks_of_any_kind_meet_byte_by_byte(on: On) {
         let mut target = arrival.into_blocks();
         blank(&mut target);
         let grant = receiver.grant(target).unwrap();
-        let spans =
-            [TokenSpan { source: 100, target: 5, tokens: 30 }, TokenSpan { source: 0, target: 40, tokens: 17 }];
+        let spans = [
+            TokenSpan { source: 100, target: 5, tokens: 30 },
+            TokenSpan { source: 0, target: 40, tokens: 17 },
+        ];
         let request = WriteRequest::new(&grant, source).mapped_spans(&mapping, spans);
         sender.write(request).await.0.unwrap();
         let arrival = receiver.next_arrival().await.unwrap();
@@ -232,9 +237,9 @@ async fn k1_two_senders_fill_the_heads_of_one_claim(on: On) {
         let grant = gather.grant(receiver).unwrap();
         let source = source_of(sender, part, tokens);
         let mapping = sender.mapping_to_peer().unwrap();
-        writes.push(sender.write(
-            WriteRequest::new(&grant, source).mapped_tokens(&mapping, tokens).tag(part.into()),
-        ));
+        writes.push(
+            sender.write(WriteRequest::new(&grant, source).mapped_tokens(&mapping, tokens).tag(part.into())),
+        );
     }
     for write in writes {
         write.await.0.unwrap();
@@ -352,11 +357,9 @@ fn b1_case_16_block_sizes_differ_only_where_both_say_what_is_in_them() {
                 _ = listener.accept() => panic!("accepted"),
             }
         };
-        for (near, far) in [
-            (bare(small), bare(large)),
-            (pool(small, 64), bare(large)),
-            (bare(small), pool(large, 64)),
-        ] {
+        for (near, far) in
+            [(bare(small), bare(large)), (pool(small, 64), bare(large)), (bare(small), pool(large, 64))]
+        {
             match refused(near, far).await {
                 ConnectError::LayoutMismatch { ours, theirs, .. } => {
                     assert_eq!((ours, theirs), (small.bytes(), large.bytes()));
@@ -391,7 +394,8 @@ fn r10_what_is_asked_of_a_mapping_is_checked_before_anything_is_posted() {
         assert!(matches!(error, WriteError::Shapes { .. }), "{error:?}");
         assert!(error.to_string().contains("WriteRequest::mapped"), "{error}");
         // A mapping of other pools, or the other way round.
-        let error = refused(WriteRequest::new(&grant, source()).mapped(&receiver.mapping_to_peer().unwrap())).await;
+        let error =
+            refused(WriteRequest::new(&grant, source()).mapped(&receiver.mapping_to_peer().unwrap())).await;
         assert!(
             matches!(error, WriteError::Mapping(MappingError::OtherShape { side: "source", .. })),
             "{error:?}"

@@ -45,7 +45,8 @@ impl KvDriver {
             }
             let binding =
                 Binding { owner: self.local_epoch, bound: self.peer_epoch, connection: self.connection_id };
-            let grant = Grant::from_runs(binding, first, blocks.runs().to_vec()).expect("a claim is disjoint");
+            let grant =
+                Grant::from_runs(binding, first, blocks.runs().to_vec()).expect("a claim is disjoint");
             Ok(grant.of_kind(kind).expect("a layout has layers, and a channel issues fewer than 2^64 grants"))
         })
     }
@@ -57,14 +58,12 @@ impl KvDriver {
     ) -> Result<Range<u64>, (WriteError, Arc<Blocks>)> {
         let started = Instant::now();
         let kind = GrantKind::Layers(self.peer.layout.layers());
-        let planned = self
-            .check(&request, kind)
-            .and_then(|()| targets::plan(&request, true, &self.pool, &self.peer));
+        let planned =
+            self.check(&request, kind).and_then(|()| targets::plan(&request, true, &self.pool, &self.peer));
         self.locked(|inner, after| {
             let deadline = later(started, request.deadline.unwrap_or(self.deadline));
-            let transfers = planned.and_then(|planned| {
-                inner.start_layers(&request, &planned, deadline, started, after)
-            });
+            let transfers =
+                planned.and_then(|planned| inner.start_layers(&request, &planned, deadline, started, after));
             inner.stats.refused += u64::from(transfers.is_err());
             transfers.map_err(|error| (error, request.source))
         })

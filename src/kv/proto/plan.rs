@@ -205,7 +205,8 @@ impl PlanBuilder {
         };
         let layers = u64::from(plan.layers);
         plan.descriptors = extents.checked_mul(layers).ok_or(PlanError::TooLarge)?;
-        plan.bytes = self.units.checked_mul(layers).and_then(|n| n.checked_mul(bytes)).ok_or(PlanError::TooLarge)?;
+        plan.bytes =
+            self.units.checked_mul(layers).and_then(|n| n.checked_mul(bytes)).ok_or(PlanError::TooLarge)?;
         Ok(plan)
     }
 }
