@@ -10,6 +10,9 @@ use crate::prefill::{hear, say, unexpected};
 use crate::report::Report;
 use crate::{Error, Message, data};
 
+/// Bytes that the decode side reads before it lets the channel go on.
+const SLICE: u64 = 64 << 10;
+
 /// What was measured, a request each.
 #[derive(Default)]
 pub(crate) struct Layerwise {
@@ -118,22 +121,25 @@ pub(crate) async fn receive(
     let (_, target) = data::placement(seed, index, blocks, args.run);
     let (grant, mut arrivals) = channel.grant_layers(channel.pool().claim(&target)?)?;
     say(channel, &Message::Granted { grant }).await?;
+    let block_bytes = u64::from(args.page) * args.token_bytes;
     let mut sums = vec![Vec::new(); args.layers as usize];
-    let mut bytes = 0;
+    let (mut bytes, mut unyielded) = (0, 0);
     while let Some(landed) = arrivals.next().await? {
         let layer = arrivals.layer(landed.layer).ok_or("a layer was told that has not landed")?;
         let sums = sums.get_mut(landed.layer as usize).ok_or("a layer of another layout")?;
         bytes += landed.bytes;
         for page in 0..layer.len() {
             sums.push(layer.checksum(page)?);
-            if page % 64 == 63 {
+            unyielded += block_bytes;
+            if unyielded >= SLICE {
                 // Beside the channel, which confirms later layers on this thread.
                 tokio::task::yield_now().await;
+                unyielded = 0;
             }
         }
     }
     arrivals.finish().await?;
-    let mut expected = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
+    let mut expected = vec![0; block_bytes as usize];
     let (mut wrong, mut first) = (0, None);
     for (layer, sums) in (0..).zip(&sums) {
         tokio::task::yield_now().await;
