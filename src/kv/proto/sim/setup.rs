@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailConfig};
+use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailConfig, TransferId};
 use super::Rng;
 use super::model::{GrantKey, Life};
 use super::pool::{BLOCK_BYTES, BLOCKS, Pool};
@@ -59,6 +59,8 @@ pub(super) struct Side {
     pub(super) silent_since: Option<u64>,
     /// Grants of the peer.
     pub(super) usable: Vec<GrantKey>,
+    /// Transfers that were accepted before their data was ready.
+    pub(super) gated: Vec<TransferId>,
     /// Messages that were accepted on this connection and not yet delivered to the peer.
     pub(super) messages: VecDeque<Vec<u8>>,
 }
