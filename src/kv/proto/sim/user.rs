@@ -16,12 +16,12 @@ impl World {
             return;
         }
         let Some(mut conn) = self.channels[ch].sides[side].conn.take() else { return };
+        let what = rng.below(40);
         // Sooner or later, and now and then when it is over, or the connection is another one.
         let gated = &mut self.channels[ch].sides[side].gated;
-        if !gated.is_empty() && rng.one_in(2) {
-            conn.ungate(gated.swap_remove(rng.below(gated.len() as u64) as usize));
+        if what % 2 == 0 && !gated.is_empty() {
+            conn.ungate(gated.swap_remove(what as usize % gated.len()));
         }
-        let what = rng.below(40);
         self.trace(|| format!("channel {ch}, side {side}: the user does {what}"));
         match what {
             0..16 => self.act_grant(rng, ch, side, &mut conn),
@@ -143,7 +143,7 @@ impl World {
         let plan = plan.build().expect("small");
         let request = WriteRequest { grant, plan, tag, deadline: self.instant(deadline) };
         // The data of some is ready later, or never.
-        let gated = time != AMPLE && rng.one_in(3);
+        let gated = time != AMPLE && tag % 3 == 0;
         let now = self.instant(self.now);
         let result = if gated { conn.write_gated(request, now) } else { conn.write(request, now) };
         self.summary.refused += u64::from(result.is_err());
