@@ -17,7 +17,7 @@ impl Inner {
                         entry.local.get_or_insert(now);
                     }
                 }
-                Event::Done { id, outcome, wrs } => {
+                Event::Done { id, outcome, wrs, .. } => {
                     self.stats.done(outcome);
                     let mut fellows = None;
                     if let Some(entry) = self.writes.get_mut(&id) {
@@ -66,6 +66,8 @@ impl Inner {
                     self.messages.push_back(bytes);
                     self.wake(Wait::Message, after);
                 }
+                // Of several rails.
+                Event::RailDown { .. } | Event::RailUp { .. } | Event::RailTalk { .. } => {}
                 Event::PeerClosed => self.closing = true,
                 Event::Lost(cause) => self.fail(cause, "", now, after),
                 Event::Closed => self.fail(Cause::Closed, "closed by both sides", now, after),

@@ -7,12 +7,14 @@
 use super::event::{ProtocolViolation, SenderReason};
 use crate::wire::{Malformed, Reader, Writer};
 
-/// Version of the head.
+/// Versions of the head: without and with a number.
 const VERSION: u8 = 1;
-/// Bytes of the head.
+const NUMBERED: u8 = 2;
+/// Bytes of the head without a number, and of the number.
 pub(super) const HEAD: usize = 42;
+pub(super) const NUMBER: usize = 8;
 /// Tag and length before a record's body.
-const FIELD: usize = 6;
+pub(super) const FIELD: usize = 6;
 
 /// The credit that a message has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,16 @@ pub(super) struct Head {
     pub(super) control_returned: u64,
     /// Messages that were delivered to the application.
     pub(super) messages: u64,
+    /// Bytes of records that were sent on this queue pair before those of this message, in all its generations. Where
+    /// there is more than one rail: by that it is known what has to be sent again, and what was received before.
+    pub(super) number: Option<u64>,
+}
+
+impl Head {
+    /// Its bytes.
+    pub(super) fn size(&self) -> usize {
+        HEAD + if self.number.is_some() { NUMBER } else { 0 }
+    }
 }
 
 /// Which notifications name a transfer.
@@ -165,6 +177,43 @@ pub(super) enum Record<'a> {
     Close {
         messages: u64,
     },
+    /// The sender of this uses a rail no more, which had come up `generation` times before.
+    RailDown {
+        rail: u16,
+        generation: u32,
+    },
+    /// The sender of this has destroyed its queue pairs of the rail, and has taken all that had come on them.
+    Fenced {
+        rail: u16,
+        generation: u32,
+    },
+    /// Records that were sent on a queue pair that failed, `covered` bytes of them from number `start` on; without those
+    /// that concerned that queue pair only.
+    Resent {
+        qp: u16,
+        start: u64,
+        covered: u32,
+        bytes: &'a [u8],
+    },
+    /// The transfer begins again, since a rail that carried a part of it has failed. What came on the queue pairs of
+    /// `reset` counts for nothing.
+    Reopen {
+        transfer: u64,
+        attempt: u16,
+        slot: Slot,
+        grant: u64,
+        reset: u64,
+    },
+    /// It has not been delivered, and will not be by what an earlier attempt has sent.
+    Reopened {
+        transfer: u64,
+        attempt: u16,
+    },
+    /// What the two sides have to tell each other to bring a rail up again.
+    RailTalk {
+        rail: u16,
+        bytes: &'a [u8],
+    },
 }
 
 mod tag {
@@ -182,10 +231,20 @@ mod tag {
     pub(super) const PING: u16 = 12;
     pub(super) const PONG: u16 = 13;
     pub(super) const CLOSE: u16 = 14;
+    pub(super) const RAIL_DOWN: u16 = 15;
+    pub(super) const FENCED: u16 = 16;
+    pub(super) const RESENT: u16 = 17;
+    pub(super) const REOPEN: u16 = 18;
+    pub(super) const REOPENED: u16 = 19;
+    pub(super) const RAIL_TALK: u16 = 20;
 }
 
 /// Bytes of a fragment record without its payload.
 pub(super) const FRAGMENT_OVERHEAD: usize = FIELD + 16;
+/// Bytes of a record with what is sent again, without that.
+pub(super) const RESENT_OVERHEAD: usize = FIELD + 14;
+/// Bytes of what two drivers say about a rail, without that.
+pub(super) const TALK_OVERHEAD: usize = FIELD + 2;
 
 impl Record<'_> {
     /// Bytes in a message.
@@ -202,10 +261,16 @@ impl Record<'_> {
                 Self::Answer { .. } => 9,
                 Self::Fragment { bytes, .. } => 16 + bytes.len(),
                 Self::Ping | Self::Pong => 0,
+                Self::RailDown { .. } | Self::Fenced { .. } => 6,
+                Self::Resent { bytes, .. } => 14 + bytes.len(),
+                Self::Reopen { .. } => 30,
+                Self::Reopened { .. } => 10,
+                Self::RailTalk { bytes, .. } => 2 + bytes.len(),
             }
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
+    /// Appends it to a message.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
         match *self {
             Self::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts } => {
@@ -255,6 +320,25 @@ impl Record<'_> {
             Self::Close { messages } => w.field(tag::CLOSE, |w| {
                 w.u64(messages);
             }),
+            Self::RailDown { rail, generation } => w.field(tag::RAIL_DOWN, |w| {
+                w.u16(rail).u32(generation);
+            }),
+            Self::Fenced { rail, generation } => w.field(tag::FENCED, |w| {
+                w.u16(rail).u32(generation);
+            }),
+            Self::Resent { qp, start, covered, bytes } => w.field(tag::RESENT, |w| {
+                w.u16(qp).u64(start).u32(covered).raw(bytes);
+            }),
+            Self::Reopen { transfer, attempt, slot, grant, reset } => w.field(tag::REOPEN, |w| {
+                slot.write(w.u64(transfer).u16(attempt));
+                w.u64(grant).u64(reset);
+            }),
+            Self::Reopened { transfer, attempt } => w.field(tag::REOPENED, |w| {
+                w.u64(transfer).u16(attempt);
+            }),
+            Self::RailTalk { rail, bytes } => w.field(tag::RAIL_TALK, |w| {
+                w.u16(rail).raw(bytes);
+            }),
         };
     }
 }
@@ -285,12 +369,14 @@ impl SenderReason {
 pub(super) struct Builder {
     buf: Vec<u8>,
     max: usize,
+    /// Bytes of the head.
+    head: usize,
 }
 
 impl Builder {
     /// `max` is `max_control`.
     pub(super) fn new(max: usize) -> Self {
-        Self { buf: Vec::with_capacity(max), max }
+        Self { buf: Vec::with_capacity(max), max, head: 0 }
     }
 
     pub(super) fn begin(&mut self, head: &Head) {
@@ -299,15 +385,19 @@ impl Builder {
             Class::Control => 0,
             Class::Data => 1,
         };
-        Writer(&mut self.buf)
-            .u8(VERSION)
+        let mut w = Writer(&mut self.buf);
+        w.u8(if head.number.is_some() { NUMBERED } else { VERSION })
             .u8(class)
             .u64(head.epoch)
             .u64(head.resolved_below)
             .u64(head.data_returned)
             .u64(head.control_returned)
             .u64(head.messages);
-        debug_assert_eq!(self.buf.len(), HEAD);
+        if let Some(number) = head.number {
+            w.u64(number);
+        }
+        debug_assert_eq!(self.buf.len(), head.size());
+        self.head = self.buf.len();
     }
 
     /// Bytes that are left.
@@ -329,6 +419,11 @@ impl Builder {
     pub(super) fn bytes(&self) -> &[u8] {
         &self.buf
     }
+
+    /// What follows the head.
+    pub(super) fn records(&self) -> &[u8] {
+        &self.buf[self.head..]
+    }
 }
 
 /// A message being read.
@@ -338,9 +433,11 @@ pub(super) struct Records<'a>(Reader<'a>);
 /// Reads the head of a message.
 pub(super) fn parse(bytes: &[u8]) -> Result<(Head, Records<'_>), ProtocolViolation> {
     let mut r = Reader::new(bytes, "control message");
-    if r.u8()? != VERSION {
-        return Err(ProtocolViolation::Rule("unknown version of a control message"));
-    }
+    let numbered = match r.u8()? {
+        VERSION => false,
+        NUMBERED => true,
+        _ => return Err(ProtocolViolation::Rule("unknown version of a control message")),
+    };
     let class = match r.u8()? {
         0 => Class::Control,
         1 => Class::Data,
@@ -353,11 +450,22 @@ pub(super) fn parse(bytes: &[u8]) -> Result<(Head, Records<'_>), ProtocolViolati
         data_returned: r.u64()?,
         control_returned: r.u64()?,
         messages: r.u64()?,
+        number: if numbered { Some(r.u64()?) } else { None },
     };
     Ok((head, Records(r)))
 }
 
 impl<'a> Records<'a> {
+    /// Those of a message without its head.
+    pub(super) fn of(bytes: &'a [u8]) -> Self {
+        Self(Reader::new(bytes, "records that were sent again"))
+    }
+
+    /// Bytes that have not been read.
+    pub(super) fn remaining(&self) -> usize {
+        self.0.remaining()
+    }
+
     /// The next record with a tag that we know, or `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Record<'a>>, Malformed> {
         loop {
@@ -402,6 +510,21 @@ impl<'a> Records<'a> {
                 tag::PING => Record::Ping,
                 tag::PONG => Record::Pong,
                 tag::CLOSE => Record::Close { messages: r.u64()? },
+                tag::RAIL_DOWN => Record::RailDown { rail: r.u16()?, generation: r.u32()? },
+                tag::FENCED => Record::Fenced { rail: r.u16()?, generation: r.u32()? },
+                tag::RESENT => {
+                    let (qp, start, covered) = (r.u16()?, r.u64()?, r.u32()?);
+                    Record::Resent { qp, start, covered, bytes: r.take(r.remaining())? }
+                }
+                tag::REOPEN => {
+                    let (transfer, attempt, slot) = (r.u64()?, r.u16()?, Slot::read(&mut r)?);
+                    Record::Reopen { transfer, attempt, slot, grant: r.u64()?, reset: r.u64()? }
+                }
+                tag::REOPENED => Record::Reopened { transfer: r.u64()?, attempt: r.u16()? },
+                tag::RAIL_TALK => {
+                    let rail = r.u16()?;
+                    Record::RailTalk { rail, bytes: r.take(r.remaining())? }
+                }
                 _ => continue,
             }));
         }
@@ -449,6 +572,12 @@ mod tests {
             Record::Ping,
             Record::Pong,
             Record::Close { messages: 12 },
+            Record::RailDown { rail: 3, generation: 4 },
+            Record::Fenced { rail: 3, generation: 4 },
+            Record::Resent { qp: 63, start: 1 << 40, covered: 20, bytes: b"records" },
+            Record::Reopen { transfer, attempt, slot: SLOT, grant, reset: 12 },
+            Record::Reopened { transfer, attempt },
+            Record::RailTalk { rail: 1, bytes: b"an address" },
         ];
         for counts in [&[][..], &[1, 0, 0, 0, 0, 1, 0, 0]] {
             let counts = Counts(counts);
@@ -467,7 +596,16 @@ mod tests {
     }
 
     fn head(class: Class) -> Head {
-        Head { class, epoch: 1, resolved_below: 2, data_returned: 3, control_returned: 4, messages: 5 }
+        let number = (class == Class::Data).then_some(6);
+        Head {
+            class,
+            epoch: 1,
+            resolved_below: 2,
+            data_returned: 3,
+            control_returned: 4,
+            messages: 5,
+            number,
+        }
     }
 
     #[test]

@@ -102,6 +102,16 @@ impl QpCredits {
         self.data.sent += 1;
     }
 
+    /// Control messages that were sent.
+    pub(super) fn control_sent(&self) -> u64 {
+        self.control.sent
+    }
+
+    /// Control messages of ours that the peer has taken, as it has said.
+    pub(super) fn control_taken(&self) -> u64 {
+        self.control.returned
+    }
+
     pub(super) fn on_sent_control(&mut self) {
         self.control.sent += 1;
     }

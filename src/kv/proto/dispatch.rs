@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use super::control::{self, Class, Record, Slot};
+use super::control::{self, Class, Head, Record, Slot};
 use super::{Connection, Event, Notify, ProtocolViolation, Received, SenderReason};
 
 impl Connection {
@@ -16,8 +16,13 @@ impl Connection {
         let Some(link) = self.links.get_mut(qp) else {
             return Err(ProtocolViolation::Rule("a queue pair that is not of this connection"));
         };
+        if self.rails[link.rail].is_fenced() {
+            // Of a queue pair that is destroyed: the peer has been told that it did not come.
+            return Ok(());
+        }
         link.live.on_heard(now);
         link.open = true;
+        link.proven = true;
         let notify = self.cfg.rails[link.rail].notify;
         let bytes = match received {
             Received::Imm(imm) => {
@@ -38,6 +43,9 @@ impl Connection {
             Class::Control => link.credits.on_received_control()?,
         }
         link.credits.on_returned(head.data_returned, head.control_returned)?;
+        if self.rails.len() > 1 {
+            self.on_number(qp, &head, records.remaining() as u64)?;
+        }
         self.outgoing.on_acked(head.messages)?;
         self.receiver.on_resolved_below(head.resolved_below);
         while let Some(record) = records.next()? {
@@ -50,7 +58,27 @@ impl Connection {
         Ok(())
     }
 
-    fn on_record(&mut self, qp: usize, record: Record<'_>, now: Instant) -> Result<(), ProtocolViolation> {
+    /// Where there is more than one rail: what the peer has of ours need not be kept, and what we have of its own is noted.
+    fn on_number(&mut self, qp: usize, head: &Head, len: u64) -> Result<(), ProtocolViolation> {
+        let link = &mut self.links[qp];
+        if self.cfg.rails[link.rail].ordered {
+            self.resend.taken(&mut link.kept, link.credits.control_taken());
+        }
+        let Some(number) = head.number else {
+            return Err(ProtocolViolation::Rule("a message without a number, with several rails"));
+        };
+        if head.class == Class::Control && !self.take_numbers(qp, number, len)? {
+            return Err(ProtocolViolation::Rule("a number used twice"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_record(
+        &mut self,
+        qp: usize,
+        record: Record<'_>,
+        now: Instant,
+    ) -> Result<(), ProtocolViolation> {
         let (sender, receiver, out) = (&mut self.sender, &mut self.receiver, &mut self.out);
         match record {
             Record::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts } => {
@@ -83,6 +111,21 @@ impl Connection {
                 while let Some(message) = self.incoming.next_message() {
                     out.event(Event::Message(message));
                 }
+                Ok(())
+            }
+            Record::Reopen { transfer, attempt, slot, grant, reset } => {
+                receiver.on_reopen(transfer, attempt, slot, grant, reset, out)
+            }
+            Record::Reopened { transfer, attempt } => sender.on_reopened(transfer, attempt),
+            Record::RailDown { rail, generation } => self.on_rail_word(rail, generation, false, now),
+            Record::Fenced { rail, generation } => self.on_rail_word(rail, generation, true, now),
+            Record::Resent { qp, start, covered, bytes } => self.on_resent(qp, start, covered, bytes, now),
+            Record::RailTalk { rail, bytes } => {
+                let rail = usize::from(rail);
+                if rail >= self.rails.len() {
+                    return Err(ProtocolViolation::Rule("a word about a rail that there is not"));
+                }
+                out.event(Event::RailTalk { rail, bytes: bytes.to_vec() });
                 Ok(())
             }
             Record::Ping => {

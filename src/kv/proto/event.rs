@@ -15,20 +15,33 @@ impl std::fmt::Display for TransferId {
 }
 
 /// Names a posted work request; handed back once, when it has completed. Opaque to the caller, who may put it in
-/// the work request's id: the two highest bits are zero.
+/// the work request's id: the two highest bits are zero, as long as fewer than 2^55 transfers and messages were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token(pub(crate) u64);
 
 impl Token {
-    pub(super) const CONTROL: Self = Self(0);
+    /// Control message `count` of queue pair `qp`.
+    pub(super) fn control(qp: usize, count: u64) -> Self {
+        Self(count << 7 | (qp as u64) << 1)
+    }
 
-    pub(super) fn data(transfer: u64) -> Self {
-        Self(transfer << 1 | 1)
+    /// Of queue pair `qp`, below 64.
+    pub(super) fn data(qp: usize, transfer: u64) -> Self {
+        Self(transfer << 7 | (qp as u64) << 1 | 1)
+    }
+
+    pub(super) fn qp(self) -> usize {
+        (self.0 >> 1 & 63) as usize
+    }
+
+    /// Which of its queue pair's control messages it is, if it is one.
+    pub(super) fn control_count(self) -> Option<u64> {
+        (self.0 & 1 == 0).then_some(self.0 >> 7)
     }
 
     /// The transfer whose data or notification this is; `None` for control.
     pub(crate) fn transfer(self) -> Option<TransferId> {
-        (self.0 & 1 == 1).then_some(TransferId(self.0 >> 1))
+        (self.0 & 1 == 1).then_some(TransferId(self.0 >> 7))
     }
 }
 
@@ -179,6 +192,9 @@ pub enum Cause {
     /// This side ended it at once.
     #[error("ended locally")]
     Local,
+    /// Of a rail: the peer has given it up.
+    #[error("the peer has given the rail up")]
+    PeerGaveUp,
 }
 
 /// Why a transfer was not delivered, or is in doubt.
@@ -265,9 +281,11 @@ pub enum SenderReason {
 pub(crate) enum Event {
     /// Sender: every work request of the transfer has completed locally. Nothing is known of the far end.
     Sent { id: TransferId },
-    /// Sender: the outcome, and the number of WRITEs of payload. Exactly one for each accepted write.
-    Done { id: TransferId, outcome: Outcome, wrs: u64 },
-    /// Sender: no device reads the sources any more. Exactly one for each accepted write, before or after `Done`.
+    /// Sender: the outcome, the number of WRITEs of payload, and how often it was begun: once, and again for each rail
+    /// that failed with a part of it. Exactly one for each accepted write.
+    Done { id: TransferId, outcome: Outcome, wrs: u64, attempts: u32 },
+    /// Sender: no device reads the sources any more. Exactly one for each accepted write, before or after `Done`; where
+    /// there are several rails, not before the outcome is known, since the sources may have to be read again.
     Released { id: TransferId },
     /// Sender, after a reconnect: what became of a transfer that was in doubt.
     Resolved { id: TransferId, resolution: Resolution },
@@ -280,6 +298,14 @@ pub(crate) enum Event {
     /// A message of the peer's `send_message`, in order. Counts against the peer's window until
     /// `Connection::message_taken`.
     Message(Vec<u8>),
+    /// A rail has failed, and others go on. Put its queue pairs in the error state, hand in what they have received and
+    /// every flushed work request (`handle_sent`), destroy them, then call `rail_fenced`. The same for a rail that was down
+    /// and was to come back: the peer's has been up and has failed, and what was built here for it is to be destroyed.
+    RailDown { rail: usize, cause: Cause },
+    /// The rail is used again: `rail_up` was called.
+    RailUp { rail: usize },
+    /// What the peer's `rail_talk` has said about a rail. Those that follow each other may come in another order.
+    RailTalk { rail: usize, bytes: Vec<u8> },
     /// The peer is closing: it starts no more transfers, and accepts none of ours.
     PeerClosed,
     /// The connection is over. Put the queue pairs in the error state, report every flushed work request by

@@ -21,6 +21,8 @@ const EPOCHS: (u64, u64) = (1, 2);
 #[derive(Default)]
 struct Posted {
     outstanding: Vec<Token>,
+    /// Queue pairs that are destroyed.
+    gone: u64,
 }
 
 impl Sink for Posted {
@@ -28,11 +30,13 @@ impl Sink for Posted {
         64usize.saturating_sub(self.outstanding.len())
     }
 
-    fn write(&mut self, _qp: usize, _piece: &Piece, _imm: Option<u32>, token: Token) {
+    fn write(&mut self, qp: usize, _piece: &Piece, _imm: Option<u32>, token: Token) {
+        assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
         self.outstanding.push(token);
     }
 
-    fn send(&mut self, _qp: usize, _bytes: &[u8], token: Token) {
+    fn send(&mut self, qp: usize, _bytes: &[u8], token: Token) {
+        assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
         self.outstanding.push(token);
     }
 }
@@ -55,10 +59,10 @@ impl<'a> Input<'a> {
     }
 }
 
-fn plan(blocks: u32) -> Plan {
+fn plan(rails: usize, blocks: u32) -> Plan {
     let layout = Layout::new(2, 16, 64, 16 * 64, 64).expect("a valid layout");
     let seams = Seams::new(vec![Part { addr: 4096, len: 2 * 16 * 64, key: 1 }]).expect("a valid part");
-    let seams = PoolSeams::from(seams);
+    let seams = PoolSeams::new(vec![seams; rails]);
     let mut b = PlanBuilder::new((&layout, &seams), (&layout, &seams)).expect("layouts that agree");
     if blocks > 0 {
         b.push(0, 0, blocks).expect("blocks of the pool");
@@ -72,6 +76,7 @@ pub(crate) fn operations(data: &[u8]) {
     let Some(flags) = input.byte() else { return };
     let ordered = flags & 1 != 0;
     let credits = Credits { data: 8, control: 8 };
+    let rails = usize::from(flags >> 2 & 3) + 1;
     let rail = RailConfig {
         ordered,
         qps: usize::from(flags >> 6) + 1,
@@ -82,7 +87,7 @@ pub(crate) fn operations(data: &[u8]) {
         max_write: 100,
     };
     let cfg = Config {
-        rails: vec![rail],
+        rails: vec![rail; rails],
         local_epoch: EPOCHS.0,
         peer_epoch: EPOCHS.1,
         max_control: 512,
@@ -97,6 +102,11 @@ pub(crate) fn operations(data: &[u8]) {
     let (mut open, mut last) = (HashSet::new(), TransferId(0));
     while let Some(op) = input.byte() {
         let Some(arg) = input.byte() else { break };
+        if op >= 240 {
+            rail_operation(&mut c, &mut posted, op, arg, now);
+            drain(&mut c, &mut open);
+            continue;
+        }
         match op % 12 {
             0..=2 => {
                 let Some(bytes) = input.bytes() else { break };
@@ -126,7 +136,7 @@ pub(crate) fn operations(data: &[u8]) {
                 let (owner_epoch, bound_epoch) = (EPOCHS.1, EPOCHS.0);
                 let grant = GrantRef { id: (arg >> 4).into(), owner_epoch, bound_epoch, max_bytes: 4096 };
                 let deadline = now + Duration::from_millis(1000);
-                let plan = plan(u32::from(arg) % 17);
+                let plan = plan(rails, u32::from(arg) % 17);
                 if let Ok(id) = c.write(WriteRequest { grant, plan, tag: 0, deadline }, now) {
                     assert!(open.insert(id));
                     last = id;
@@ -148,6 +158,28 @@ pub(crate) fn operations(data: &[u8]) {
     c.fenced();
     drain(&mut c, &mut open);
     assert!(open.is_empty(), "writes without an outcome: {open:?}");
+}
+
+/// What a driver does with one rail.
+fn rail_operation(c: &mut Connection, posted: &mut Posted, op: u8, arg: u8, now: Instant) {
+    let rail = usize::from(arg) % c.rails.len();
+    let mask = c.rails[rail].mask();
+    match op % 4 {
+        0 => c.rail_failed(rail, Cause::Transport, now),
+        1 if c.rail_state(rail) == RailState::Failing => {
+            let of_rail = |t: &Token| mask >> t.qp() & 1 == 1;
+            for token in posted.outstanding.extract_if(.., |t| of_rail(t)) {
+                c.handle_sent(token, false, now);
+            }
+            posted.gone |= mask;
+            c.rail_fenced(rail, now);
+        }
+        2 if c.rail_up(rail, now) => posted.gone &= !mask,
+        3 => {
+            let _ = c.rail_talk(rail, vec![arg; usize::from(arg)]);
+        }
+        _ => {}
+    }
 }
 
 fn drain(c: &mut Connection, open: &mut HashSet<TransferId>) {

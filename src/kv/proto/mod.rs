@@ -3,6 +3,7 @@
 //! ```text
 //!   write, abort, issue_grant, revoke_grant, send_message, close     what the user wants
 //!   handle_sent, handle_recv, handle_timeout, connection_lost        what has happened
+//!   rail_failed, rail_fenced, rail_up, rail_talk                     of one rail, where there are several
 //!   poll_transmit(now, &mut Sink)                                    WRITEs and SENDs to post
 //!   poll_timeout, poll_event                                         when to call, what to tell
 //! ```
@@ -23,8 +24,9 @@
 //!
 //! Without order every WRITE carries the immediate and the header counts them. Without immediates a SEND takes
 //! its place. What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves;
-//! `transmit` packs and cuts; `control` the codec; `credits` and `liveness` one queue pair, `rails` those of one device;
-//! `message` the application's messages; `ledger` what outlives a connection.
+//! `transmit` packs and cuts; `control` the codec; `credits` and `liveness` one queue pair; `rails` those of one device,
+//! `pace` which of them is next, `reopen` and `resend` what a rail that fails has lost; `message` the application's
+//! messages; `ledger` what outlives a connection.
 //!
 //! The duties of the caller:
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
@@ -32,6 +34,8 @@
 //! - A receive that was consumed is posted again before the next `poll_transmit`, which gives its credit back.
 //! - What has been received is handed in before a failed work request is, and before [`Connection::handle_timeout`] and
 //!   `connection_lost` are called. (A completion queue that serves all queue pairs keeps that order by itself.)
+//! - After [`Event::RailDown`]: the same for the queue pairs of that rail only, then [`Connection::rail_fenced`]. Nothing
+//!   that a new queue pair has received is handed in before [`Connection::rail_up`].
 //! - After [`Event::Lost`]: queue pairs to ERR, all flushes handed in, queue pairs destroyed, then
 //!   [`Connection::fenced`]. Only then may the ledger start the next connection.
 
@@ -46,10 +50,13 @@ mod ledger;
 mod liveness;
 mod message;
 mod outbox;
+mod pace;
 mod plan;
 mod rails;
 mod ranges;
 mod receiver;
+mod reopen;
+mod resend;
 mod runs;
 mod seams;
 mod sender;
@@ -73,6 +80,7 @@ pub(crate) use message::MAX_MESSAGE;
 pub(crate) use {
     config::Credits,
     plan::{Piece, Plan, PlanBuilder, PlanError},
+    rails::{RailState, TalkRefused},
     seams::{Part, PoolSeams, Seams},
 };
 
@@ -81,7 +89,9 @@ use credits::{QpCredits, Urgency};
 use liveness::{Liveness, Tick};
 use outbox::Outbox;
 use rails::Rail;
+use ranges::RangeSet;
 use receiver::Receiver;
+use resend::{Kept, Resend};
 use sender::Sender;
 
 /// One queue pair.
@@ -89,41 +99,74 @@ use sender::Sender;
 struct Link {
     /// The rail that it belongs to.
     rail: usize,
+    /// Its rail is up.
+    up: bool,
     credits: QpCredits,
     live: Liveness,
     /// We may send: the peer has, or needs not be the first.
     open: bool,
+    /// The peer's is there, too: after its rail has come back, something was heard. Before that it is only asked.
+    proven: bool,
     ping: bool,
     pong: bool,
     /// Aborted transfers whose last word is to be said here.
     abort_done: VecDeque<u64>,
+    /// Bytes of records that were sent here, in all generations of the rail, and those of messages that may not have been
+    /// received; where there is more than one rail.
+    number: u64,
+    kept: VecDeque<Kept>,
+    /// The numbers of the peer's that came here, or were sent again.
+    heard: RangeSet,
+    /// Lengths of data work requests that are in flight, the oldest first.
+    lengths: VecDeque<u32>,
 }
 
 impl Link {
     fn new(rail: usize, cfg: &RailConfig, now: Instant) -> Self {
         Self {
             rail,
+            up: true,
             credits: QpCredits::new(cfg),
             live: Liveness::new(now),
             open: cfg.opening != Opening::Listen,
+            proven: true,
             // Whoever has to speak first asks for a sign of life.
             ping: cfg.opening == Opening::Speak,
             pong: false,
             abort_done: VecDeque::new(),
+            number: 0,
+            kept: VecDeque::new(),
+            heard: RangeSet::default(),
+            lengths: VecDeque::new(),
         }
+    }
+
+    /// Its rail is used again, with a new queue pair: numbers go on, everything else begins anew.
+    fn bring_up(&mut self, cfg: &RailConfig, now: Instant) {
+        let (number, heard) = (self.number, std::mem::take(&mut self.heard));
+        *self = Self { number, heard, ping: true, proven: false, ..Self::new(self.rail, cfg, now) };
     }
 
     /// Something waits that must travel on this queue pair.
     fn is_due(&self) -> bool {
-        self.ping || self.pong || !self.abort_done.is_empty() || self.credits.must_report()
+        self.up && (self.ping || self.pong || !self.abort_done.is_empty() || self.credits.must_report())
+    }
+
+    /// It takes what any queue pair could carry.
+    fn may_carry(&self) -> bool {
+        self.open && self.up && self.proven
     }
 
     fn may_send_data(&self) -> bool {
-        self.open && self.credits.may_send_data()
+        self.may_carry() && self.credits.may_send_data()
+    }
+
+    fn may_send_own(&self) -> bool {
+        self.open && self.up && self.credits.may_send_control(Urgency::Urgent)
     }
 
     fn may_send_control(&self, urgency: Urgency) -> bool {
-        self.open && self.credits.may_send_control(urgency)
+        self.may_carry() && self.credits.may_send_control(urgency)
     }
 }
 
@@ -148,6 +191,10 @@ pub(crate) struct Connection {
     outgoing: message::Outgoing,
     incoming: message::Incoming,
     out: Outbox,
+    /// Control that a rail has lost.
+    resend: Resend,
+    /// What is to be said of rails that come back.
+    talks: VecDeque<(usize, Vec<u8>)>,
     /// Work requests that have been posted and have not completed.
     outstanding: u64,
     /// We want to close; until when.
@@ -192,13 +239,15 @@ impl Connection {
         let links = rails.flat_map(|(n, r)| (0..r.qps).map(move |_| Link::new(n, r, now))).collect();
         Ok(Self {
             state: State::Open,
-            rails: Rail::all(&cfg),
+            rails: Rail::all(&cfg, now),
             links,
             sender: Sender::new(&cfg, ledger.tx, &mut out),
             receiver: Receiver::new(&cfg, ledger.rx, &mut out),
             outgoing: message::Outgoing::default(),
             incoming: message::Incoming::default(),
             out,
+            resend: Resend::new(cfg.max_control),
+            talks: VecDeque::new(),
             outstanding: 0,
             closing: false,
             close_deadline: None,
@@ -308,9 +357,7 @@ impl Connection {
     pub(crate) fn handle_sent(&mut self, token: Token, ok: bool, now: Instant) {
         debug_assert!(self.outstanding > 0, "a token handed back twice");
         self.outstanding = self.outstanding.saturating_sub(1);
-        if !ok && self.state == State::Open && !self.both_closed() {
-            self.lost(Cause::Transport);
-        }
+        self.on_rail_sent(token, ok, now);
         match (token.transfer(), self.state) {
             (Some(TransferId(id)), State::Open) => {
                 let mask = self.sender.on_sent(id, now, &mut self.out);
@@ -342,11 +389,11 @@ impl Connection {
     }
 
     /// Posts what can be posted now, in bounded time.
-    pub(crate) fn poll_transmit(&mut self, _now: Instant, sink: &mut impl Sink) -> Transmitted {
+    pub(crate) fn poll_transmit(&mut self, now: Instant, sink: &mut impl Sink) -> Transmitted {
         if self.state != State::Open {
             return Transmitted::Idle;
         }
-        self.transmit(sink)
+        self.transmit(now, sink)
     }
 
     /// When `handle_timeout` is due.
@@ -354,24 +401,30 @@ impl Connection {
         if self.state != State::Open {
             return None;
         }
-        let links = self.links.iter().map(|l| l.live.timeout(&self.cfg));
-        links.chain(self.sender.timeout).chain(self.close_deadline).min()
+        let links = self.links.iter().filter(|l| l.up).map(|l| l.live.timeout(&self.cfg));
+        links.chain(self.sender.timeout).chain(self.close_deadline).chain(self.fence_timeout()).min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
         if self.state != State::Open {
             return;
         }
-        let mut silent = false;
-        for link in &mut self.links {
+        let mut silent = 0u64;
+        for link in self.links.iter_mut().filter(|l| l.up) {
             match link.live.on_timeout(&self.cfg, now) {
                 Tick::Quiet => {}
                 Tick::Probe => link.ping = true,
-                Tick::Lost => silent = true,
+                Tick::Lost => silent |= 1 << link.rail,
             }
         }
-        if silent {
-            return self.lost(Cause::PeerLost);
+        if silent != 0 {
+            self.on_silence(silent, now);
+        }
+        if let Some(cause) = self.fence_overdue(now) {
+            return self.lost(cause);
+        }
+        if self.state != State::Open {
+            return;
         }
         match self.sender.on_timeout(&self.cfg, now) {
             Ok(late) => {
@@ -443,6 +496,7 @@ impl Connection {
             && self.sender.is_idle()
             && self.outgoing.is_empty()
             && self.out.urgent.is_empty()
+            && self.resend.is_empty()
     }
 
     /// Both sides have said that they are done, and all that the peer said has been heard. What we would still say
@@ -452,7 +506,7 @@ impl Connection {
     }
 
     fn finish_closing(&mut self) {
-        let done = self.outstanding == 0 && self.out.urgent.is_empty();
+        let done = self.outstanding == 0 && self.out.urgent.is_empty() && !self.is_recovering();
         if self.state == State::Open && self.both_closed() && done {
             self.state = State::Closed;
             self.out.event(Event::Closed);
@@ -478,7 +532,7 @@ impl Connection {
         assert_eq!(self.sender.free_slots(), usize::from(self.cfg.max_transfers), "slots are missing");
         assert!(self.receiver.is_idle(), "slots are busy");
         assert_eq!(self.outstanding, 0);
-        for (ours, theirs) in self.links.iter().zip(&peer.links) {
+        for (ours, theirs) in self.links.iter().zip(&peer.links).filter(|(a, b)| a.up && b.up) {
             assert_eq!(ours.credits.outstanding(), theirs.credits.unreported(), "k7: credits are lost");
         }
     }

@@ -39,6 +39,26 @@ pub(super) enum Queued {
         grant: u64,
     },
     Close,
+    /// A transfer begins again.
+    Reopen {
+        transfer: u64,
+    },
+    Reopened {
+        transfer: u64,
+        attempt: u16,
+    },
+    /// No queue pair is left on which the last word of an aborted transfer could be said: any will do.
+    AbortQuiet {
+        transfer: u64,
+    },
+    RailDown {
+        rail: u16,
+        generation: u32,
+    },
+    Fenced {
+        rail: u16,
+        generation: u32,
+    },
 }
 
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ fn broken<T>(rule: &'static str) -> Result<T> {
 
 /// What a header has said.
 #[derive(Clone, Copy, Debug)]
-struct Header {
+pub(super) struct Header {
     bytes: u64,
     tag: u64,
 }
@@ -43,17 +43,17 @@ struct Bound {
 }
 
 #[derive(Debug, Default)]
-struct SlotState {
+pub(super) struct SlotState {
     /// Of the transfer that uses it, or that used it last.
     generation: u32,
     busy: bool,
     bound: Option<Bound>,
     /// The transfer that a NOTIFY has named, before the header.
     named: Option<u64>,
-    header: Option<Header>,
+    pub(super) header: Option<Header>,
     abort: Option<Abort>,
     /// For each queue pair: notifications that came, that the header expects, that an abort says were posted.
-    counts: Vec<u32>,
+    pub(super) counts: Vec<u32>,
     expected: Vec<u32>,
     posted: Vec<u32>,
 }
@@ -65,6 +65,10 @@ pub(super) struct Receiver {
     qps: usize,
     /// Queue pairs that keep the order: each has one notification of a transfer, and no count in its header.
     pub(super) ordered: u64,
+    /// More than one rail: words may come late, after their transfer is over.
+    several: bool,
+    /// Queue pairs whose rail has failed at some time, and was fenced on our side.
+    pub(super) fenced: u64,
     pub(super) arrived: u64,
 }
 
@@ -75,7 +79,8 @@ impl Receiver {
                 out.queue(Queued::Revoke { grant });
             }
         }
-        Self { ledger, slots: Vec::new(), qps: cfg.qps(), ordered: cfg.ordered_mask(), arrived: 0 }
+        let (ordered, several) = (cfg.ordered_mask(), cfg.rails.len() > 1);
+        Self { ledger, slots: Vec::new(), qps: cfg.qps(), ordered, several, fenced: 0, arrived: 0 }
     }
 
     pub(super) fn issue_grant(&mut self, max_bytes: u64) -> u64 {
@@ -117,7 +122,8 @@ impl Receiver {
         let state = self.activate(slot)?;
         if let Some((transfer, attempt)) = named {
             let fits = match (&state.bound, state.named) {
-                (Some(b), _) => (b.transfer, b.attempt) == (transfer, attempt),
+                // Of an earlier attempt, too: on a queue pair that has not failed it still counts.
+                (Some(b), _) => b.transfer == transfer && attempt <= b.attempt,
                 (None, Some(earlier)) => earlier == transfer,
                 (None, None) => true,
             };
@@ -126,8 +132,10 @@ impl Receiver {
             }
             state.named = Some(transfer);
         }
+        // One for each attempt.
+        let most = 1 + state.bound.map_or(0, |b| u32::from(b.attempt));
         state.counts[qp] = match state.counts[qp].checked_add(1) {
-            Some(n) if !ordered || n == 1 => n,
+            Some(n) if !ordered || n <= most => n,
             _ => return broken("one notification too many"),
         };
         self.evaluate(slot.index, out)
@@ -147,17 +155,25 @@ impl Receiver {
         out: &mut Outbox,
     ) -> Result {
         if self.is_over(transfer)? {
-            return broken("a header of a transfer that is over");
+            // With several rails it may be that of an earlier attempt.
+            return if self.several { Ok(()) } else { broken("a header of a transfer that is over") };
         }
-        let wanted = (mask & !self.ordered).count_ones() as usize;
+        let ordered = if attempt == 0 { self.ordered } else { 0 };
+        let wanted = (mask & !ordered).count_ones() as usize;
         if mask == 0 || !self.is_mask(mask) || counts.len() != wanted || counts.iter().any(|n| n == 0) {
             return broken("a header with impossible counts");
         }
+        let opened = self.activate(slot)?.bound.map_or(0, |b| b.attempt);
         let granted = self.bind(slot, Bound { transfer, attempt, grant })?;
         if bytes > granted {
             return broken("more bytes than were granted");
         }
-        let ordered = self.ordered;
+        if attempt < opened {
+            return Ok(());
+        }
+        if attempt > opened {
+            return broken("a header of an attempt that was not opened");
+        }
         let state = &mut self.slots[usize::from(slot.index)];
         if state.header.is_some() {
             return broken("a second header");
@@ -222,22 +238,29 @@ impl Receiver {
         if self.is_over(transfer)? {
             return Ok(());
         }
-        if !self.is_mask(mask) || mask >> qp & 1 == 0 {
+        // Where all that took part have failed, any queue pair will do.
+        let all_failed = mask == 0 && self.fenced != 0;
+        if !self.is_mask(mask) || (mask >> qp & 1 == 0 && !all_failed) {
             return broken("an abort of queue pairs that did not take part");
         }
         self.bind(slot, Bound { transfer, attempt, grant })?;
         // Where there is no order, this may overtake the ABORT.
         self.begin_abort(slot.index, grant, reason, out);
+        let fenced = self.fenced;
         let state = &mut self.slots[usize::from(slot.index)];
         let Some(abort) = &mut state.abort else { return Ok(()) };
-        let fits = abort.mask.is_none_or(|m| m == mask && abort.header_posted == header);
-        if !fits || abort.done >> qp & 1 == 1 {
+        // Said again after a rail has failed: without its queue pairs.
+        let fits = abort.mask.is_none_or(|m| (m ^ mask) & !fenced == 0 && abort.header_posted == header);
+        let again = !all_failed && abort.done >> qp & 1 == 1;
+        if !fits || (again && (fenced == 0 || state.posted[qp] != posted)) {
             return broken("contradicting ends of an abort");
         }
-        abort.mask = Some(mask);
+        abort.mask = Some(abort.mask.unwrap_or(mask) & mask);
         abort.header_posted = header;
-        abort.done |= 1 << qp;
-        state.posted[qp] = posted;
+        if !all_failed {
+            abort.done |= 1 << qp;
+            state.posted[qp] = posted;
+        }
         self.evaluate(slot.index, out)
     }
 
@@ -298,7 +321,7 @@ impl Receiver {
     }
 
     /// Whether a transfer has been delivered or closed before. Bounds what the peer may name.
-    fn is_over(&self, transfer: u64) -> Result<bool> {
+    pub(super) fn is_over(&self, transfer: u64) -> Result<bool> {
         if transfer >= self.ledger.resolved_below.saturating_add(WINDOW) {
             return broken("a transfer beyond the window");
         }
@@ -337,11 +360,29 @@ impl Receiver {
         Ok(state)
     }
 
-    /// Binds a slot to a transfer and its grant, or checks that it is. Answers the bytes granted.
+    /// The slot of a transfer that begins again, if that is news.
+    pub(super) fn reopen(
+        &mut self,
+        transfer: u64,
+        attempt: u16,
+        slot: Slot,
+        grant: u64,
+    ) -> Result<Option<&mut SlotState>> {
+        self.bind(slot, Bound { transfer, attempt: 0, grant })?;
+        let state = &mut self.slots[usize::from(slot.index)];
+        let Some(bound) = &mut state.bound else { return Ok(None) };
+        if attempt <= bound.attempt || state.abort.is_some() {
+            return Ok(None);
+        }
+        bound.attempt = attempt;
+        Ok(Some(state))
+    }
+
+    /// Binds a slot to a transfer and its grant, or checks that it is, in whatever attempt. Answers the bytes granted.
     fn bind(&mut self, slot: Slot, bound: Bound) -> Result<u64> {
         let state = self.activate(slot)?;
         match &state.bound {
-            Some(b) if (b.transfer, b.attempt, b.grant) == (bound.transfer, bound.attempt, bound.grant) => {}
+            Some(b) if (b.transfer, b.grant) == (bound.transfer, bound.grant) => {}
             Some(_) => return broken("two transfers in one slot"),
             None if state.named.is_some_and(|t| t != bound.transfer) => {
                 return broken("two transfers in one slot");
@@ -394,14 +435,15 @@ impl Receiver {
         let state = &mut self.slots[usize::from(index)];
         let Some(Bound { transfer, attempt, grant }) = state.bound else { return Ok(()) };
         if let Some(abort) = state.abort {
-            let Some(mask) = abort.mask.filter(|&m| m == abort.done) else { return Ok(()) };
-            let outside = |qp: usize| mask >> qp & 1 == 0;
-            let too_many =
-                (0..self.qps).any(|q| state.counts[q] > if outside(q) { 0 } else { state.posted[q] });
-            if too_many {
+            let Some(mask) = abort.mask.filter(|&m| m & !abort.done == 0) else { return Ok(()) };
+            // On a queue pair that has failed nothing comes any more, and what had come does not matter.
+            let counted = |qp: &usize| (mask | !self.fenced) >> qp & 1 == 1;
+            let posted = |qp: usize| if mask >> qp & 1 == 1 { state.posted[qp] } else { 0 };
+            let mut qps = (0..self.qps).filter(counted);
+            if qps.clone().any(|q| state.counts[q] > posted(q)) {
                 return broken("more notifications than were posted before the abort");
             }
-            if state.counts != state.posted || (abort.header_posted && state.header.is_none()) {
+            if qps.any(|q| state.counts[q] < posted(q)) || (abort.header_posted && state.header.is_none()) {
                 return Ok(());
             }
             state.busy = false;

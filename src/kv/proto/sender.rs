@@ -49,6 +49,10 @@ pub(super) struct Sender {
     pub(super) headers: VecDeque<u64>,
     slots: Vec<SlotState>,
     free: Vec<u16>,
+    /// More than one rail: a transfer may have to begin again.
+    several: bool,
+    /// Queue pairs of rails that have failed and are not fenced on both sides.
+    pub(super) broken: u64,
     /// No transfer has a time-out before this.
     pub(super) timeout: Option<Instant>,
     pub(super) landed: u64,
@@ -74,6 +78,8 @@ impl Sender {
             headers: VecDeque::new(),
             slots: std::iter::repeat_with(SlotState::default).take(cfg.max_transfers.into()).collect(),
             free: (0..cfg.max_transfers).rev().collect(),
+            several: cfg.rails.len() > 1,
+            broken: 0,
             timeout: None,
             landed: 0,
             not_delivered: 0,
@@ -120,6 +126,9 @@ impl Sender {
             deadline: req.deadline,
             slot: None,
             took_part: 0,
+            reset: 0,
+            reopening: false,
+            exposed: false,
             notified: 0,
             tail: 0,
             cut: false,
@@ -162,13 +171,21 @@ impl Sender {
         self.transfers.get_mut(index)?.as_mut()
     }
 
-    fn ids(&self) -> std::ops::Range<u64> {
+    pub(super) fn ids(&self) -> std::ops::Range<u64> {
         self.base..self.base + self.transfers.len() as u64
     }
 
     /// No transfer is alive, and nothing of an earlier connection is open.
     pub(super) fn is_idle(&self) -> bool {
         self.transfers.is_empty() && self.ledger.in_doubt.is_empty() && self.ledger.untold.is_empty()
+    }
+
+    /// A transfer's header can be sent.
+    pub(super) fn is_header_due(&self, id: u64) -> bool {
+        let due = |t: &Transfer| {
+            t.header == HeaderState::Queued && t.abort.is_none() && t.took_part & self.broken == 0
+        };
+        self.get(id).is_some_and(due)
     }
 
     /// Gives free slots to waiting transfers.
@@ -198,6 +215,12 @@ impl Sender {
         &self.slots[usize::from(slot.index)].posted
     }
 
+    /// What was posted on the queue pairs of `mask` has come to nothing.
+    pub(super) fn forget_posted(&mut self, slot: Slot, mask: u64) {
+        let posted = self.slots[usize::from(slot.index)].posted.iter_mut().enumerate();
+        posted.filter(|(qp, _)| mask >> qp & 1 == 1).for_each(|(_, n)| *n = 0);
+    }
+
     /// A notification was posted on `qp`.
     pub(super) fn count_posted(&mut self, slot: Slot, qp: usize) {
         if let Some(n) = self.slots[usize::from(slot.index)].posted.get_mut(qp) {
@@ -223,7 +246,8 @@ impl Sender {
         if !t.deliverable() {
             self.tell_done(id, Outcome::NotDelivered(reason.into()), out);
         }
-        let unused_slot = self.get_mut(id).filter(|t| t.took_part == 0).and_then(|t| t.slot.take());
+        let unused = |t: &&mut Transfer| t.took_part == 0 && t.attempt == 0 && !t.reopening;
+        let unused_slot = self.get_mut(id).filter(unused).and_then(|t| t.slot.take());
         if let Some(slot) = unused_slot {
             // The receiver has never heard of this use of the slot.
             self.slots[usize::from(slot.index)].generation = slot.generation.wrapping_sub(1) & 0xf_ffff;
@@ -251,7 +275,8 @@ impl Sender {
     }
 
     /// Tells what can be told, and lets go of a transfer that is over.
-    fn settle(&mut self, id: u64, out: &mut Outbox) -> Option<u64> {
+    pub(super) fn settle(&mut self, id: u64, out: &mut Outbox) -> Option<u64> {
+        let (several, broken) = (self.several, self.broken);
         let t = self.get_mut(id)?;
         if t.outstanding > 0 {
             return None;
@@ -260,7 +285,9 @@ impl Sender {
             t.sent_told = true;
             out.event(Event::Sent { id: TransferId(id) });
         }
-        if (t.all_posted() || t.abort.is_some()) && !t.released_told {
+        // With several rails it may have to be posted again.
+        let quiet = if several { t.resolved } else { t.all_posted() };
+        if (quiet || t.abort.is_some()) && !t.released_told {
             t.released_told = true;
             out.event(Event::Released { id: TransferId(id) });
         }
@@ -268,9 +295,16 @@ impl Sender {
             self.remove(id);
             return None;
         }
-        let mask = t.took_part;
+        let (mask, slot) = (t.took_part, t.slot);
         let abort = t.abort.as_mut()?;
-        (mask != 0 && !std::mem::replace(&mut abort.done_queued, true)).then_some(mask)
+        // The last word waits for the fence of a rail that took part.
+        if slot.is_none() || mask & broken != 0 || std::mem::replace(&mut abort.done_queued, true) {
+            return None;
+        }
+        if mask == 0 {
+            out.queue(Queued::AbortQuiet { transfer: id });
+        }
+        (mask != 0).then_some(mask)
     }
 
     fn remove(&mut self, id: u64) {
@@ -288,13 +322,13 @@ impl Sender {
     fn tell_done(&mut self, id: u64, outcome: Outcome, out: &mut Outbox) {
         let Some(t) = self.get_mut(id).filter(|t| !t.done_told) else { return };
         t.done_told = true;
-        let wrs = t.wrs;
+        let (wrs, attempts) = (t.wrs, u32::from(t.attempt) + 1);
         match outcome {
             Outcome::Landed => self.landed += 1,
             Outcome::NotDelivered(_) => self.not_delivered += 1,
             Outcome::InDoubt(_) => self.in_doubt += 1,
         }
-        out.event(Event::Done { id: TransferId(id), outcome, wrs });
+        out.event(Event::Done { id: TransferId(id), outcome, wrs, attempts });
     }
 
     /// The receiver's word. A repeated one is ignored.
@@ -309,13 +343,16 @@ impl Sender {
         let Some(t) = self.get_mut(id) else {
             return over(id, next, "a transfer confirmed that never was");
         };
-        if t.attempt != attempt || !t.deliverable() {
+        // While it begins again, an earlier attempt may still be the one that is delivered.
+        let fits = if t.exposed { attempt <= t.attempt } else { attempt == t.attempt };
+        if !fits || !t.deliverable() {
             return Err(ProtocolViolation::Rule("a transfer confirmed that was not sent"));
         }
         if t.resolved {
             return Ok(());
         }
         t.resolved = true;
+        t.reopening = false;
         let outcome = if landed { Outcome::Landed } else { Outcome::NotDelivered(Reason::Revoked) };
         self.tell_done(id, outcome, out);
         self.settle(id, out);
@@ -462,6 +499,6 @@ impl From<SenderReason> for Reason {
 }
 
 /// A word on a transfer that is not there: over long ago, when its number is below `next`; else it never was.
-fn over(id: u64, next: u64, rule: &'static str) -> Result<(), ProtocolViolation> {
+pub(super) fn over(id: u64, next: u64, rule: &'static str) -> Result<(), ProtocolViolation> {
     if id < next { Ok(()) } else { Err(ProtocolViolation::Rule(rule)) }
 }

@@ -36,9 +36,15 @@ pub(super) struct Transfer {
     pub(super) deadline: Instant,
     /// From activation on.
     pub(super) slot: Option<Slot>,
-    /// Queue pairs on which something was posted.
+    /// Queue pairs on which something was posted, in any attempt, but those that have failed.
     pub(super) took_part: u64,
-    /// Ordered: queue pairs whose notification has been posted, and those where it is still to be.
+    /// Those that have failed since the receiver has last agreed to begin again.
+    pub(super) reset: u64,
+    /// It is to begin again, and the receiver has not agreed yet.
+    pub(super) reopening: bool,
+    /// The receiver may have delivered it by an earlier attempt.
+    pub(super) exposed: bool,
+    /// Ordered: queue pairs whose notification has been posted, and nothing after it; and those where it is still to be.
     pub(super) notified: u64,
     pub(super) tail: u64,
     /// Everything has been cut, and `tail` is final.
@@ -64,7 +70,7 @@ impl Transfer {
 
     /// The receiver may have delivered it, or may do so.
     pub(super) fn deliverable(&self) -> bool {
-        self.all_posted() && self.header == HeaderState::Posted
+        self.exposed || (self.all_posted() && self.header == HeaderState::Posted)
     }
 
     /// When something must have changed.

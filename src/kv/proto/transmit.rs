@@ -11,6 +11,7 @@ use super::plan::{Cursor, Piece};
 use super::rails::Rail;
 use super::transfer::{HeaderState, Transfer};
 use super::{Connection, Link, Notify, SQ_RESERVE};
+use std::time::Instant;
 
 /// Work requests of one call (R9).
 const BUDGET: usize = 256;
@@ -41,17 +42,18 @@ enum Step {
 
 /// The next queue pair of a rail that can take data, and a notification if `notify`. Those of `prefer` first.
 fn pick(links: &[Link], rail: &Rail, sink: &impl Sink, notify: bool, prefer: u64) -> Option<usize> {
-    let fits =
-        |&q: &usize| links[q].open && sink.room(q) > SQ_RESERVE && (!notify || links[q].may_send_data());
+    let fits = |&q: &usize| {
+        links[q].may_carry() && sink.room(q) > SQ_RESERVE && (!notify || links[q].may_send_data())
+    };
     let all = rail.turn();
     all.clone().filter(|&q| prefer >> q & 1 == 1).find(fits).or_else(|| all.clone().find(fits))
 }
 
 impl Connection {
-    pub(super) fn transmit(&mut self, sink: &mut impl Sink) -> Transmitted {
+    pub(super) fn transmit(&mut self, now: Instant, sink: &mut impl Sink) -> Transmitted {
         let mut budget = BUDGET;
         self.transmit_control(sink, &mut budget);
-        self.transmit_data(sink, &mut budget);
+        self.transmit_data(now, sink, &mut budget);
         self.transmit_control(sink, &mut budget);
         if self.ready_to_close() {
             self.close_sent = true;
@@ -61,7 +63,7 @@ impl Connection {
         if budget == 0 { Transmitted::More } else { Transmitted::Idle }
     }
 
-    fn transmit_data(&mut self, sink: &mut impl Sink, budget: &mut usize) {
+    fn transmit_data(&mut self, now: Instant, sink: &mut impl Sink, budget: &mut usize) {
         self.sender.activate(&self.cfg);
         // Ends when all active transfers are blocked, one after the other.
         let mut blocked = 0;
@@ -69,7 +71,8 @@ impl Connection {
             let Some(id) = self.sender.active.pop_front() else { break };
             let mut posted = 0;
             let finished = loop {
-                let step = if posted < QUANTUM && *budget > 0 { self.step(id, sink) } else { Step::Blocked };
+                let step =
+                    if posted < QUANTUM && *budget > 0 { self.step(id, now, sink) } else { Step::Blocked };
                 match step {
                     Step::Posted => {
                         posted += 1;
@@ -90,11 +93,11 @@ impl Connection {
     }
 
     /// Posts one work request of a transfer.
-    fn step(&mut self, id: u64, sink: &mut impl Sink) -> Step {
+    fn step(&mut self, id: u64, now: Instant, sink: &mut impl Sink) -> Step {
         let Some(t) = self.sender.get_mut(id) else { return Step::Finished };
-        let (Some(slot), None) = (t.slot, t.abort) else { return Step::Finished };
+        let (Some(slot), None, false) = (t.slot, t.abort, t.reopening) else { return Step::Finished };
         if t.cut {
-            return self.step_tail(id, sink);
+            return self.step_tail(id, now, sink);
         }
         let Some(Cut { rail, qp, piece, cursor, last, notify }) = self.cut(id, sink) else {
             return Step::Blocked;
@@ -108,12 +111,14 @@ impl Connection {
         if piece.is_some() || by_imm {
             t.outstanding += 1;
             t.wrs += u64::from(piece.is_some());
-            self.outstanding += 1;
             if notify {
                 t.notified |= 1 << qp;
                 self.links[qp].credits.on_sent_data();
+            } else {
+                t.notified &= !(1 << qp);
             }
-            sink.write(qp, &piece.unwrap_or_default(), notify.then_some(slot.imm()), Token::data(id));
+            let piece = piece.unwrap_or_default();
+            sink.write(qp, &piece, notify.then_some(slot.imm()), Token::data(qp, id));
         }
         let wrote = piece.is_some() || by_imm;
         if last {
@@ -125,30 +130,46 @@ impl Connection {
         if notify {
             self.sender.count_posted(slot, qp);
         }
-        if wrote { Step::Posted } else { self.step_tail(id, sink) }
+        if !wrote {
+            return self.step_tail(id, now, sink);
+        }
+        self.on_data_posted(qp, piece.map_or(0, |p| p.len), now);
+        Step::Posted
     }
 
-    /// Cuts the next piece for the first rail that has a queue pair for it.
+    /// Cuts the next piece, for the first rail in turn that has a queue pair for it.
     fn cut(&self, id: u64, sink: &impl Sink) -> Option<Cut> {
         let t = self.sender.get(id)?;
-        let rails = self.rails.len();
-        (0..rails).map(|i| (self.data_rail + i) % rails).find_map(|rail| {
-            let cfg = &self.cfg.rails[rail];
-            let mut cursor = t.cursor;
-            let piece = cursor.next(&t.plan, rail, cfg.max_write);
-            let last = cursor.is_done(&t.plan);
-            // Without order every WRITE notifies; with order the last one does, unless a SEND will.
-            let notify = cfg.notify == Notify::Imm && (last || !cfg.ordered);
-            // A notification by SEND needs its credit later; an empty transfer is nothing but a notification.
-            let needs_credit = notify || piece.is_none();
-            let prefer = if last { t.took_part } else { 0 };
-            let qp = pick(&self.links, &self.rails[rail], sink, needs_credit, prefer)?;
-            Some(Cut { rail, qp, piece, cursor, last, notify })
-        })
+        if let [rail] = &self.cfg.rails[..] {
+            return self.cut_for(t, 0, rail.max_write, sink);
+        }
+        let mut tried = 0u64;
+        while let Some((rail, max_write)) = self.next_rail(tried) {
+            tried |= 1 << rail;
+            let cut = self.cut_for(t, rail, max_write, sink);
+            if cut.is_some() {
+                return cut;
+            }
+        }
+        None
+    }
+
+    fn cut_for(&self, t: &Transfer, rail: usize, max_write: u32, sink: &impl Sink) -> Option<Cut> {
+        let cfg = &self.cfg.rails[rail];
+        let mut cursor = t.cursor;
+        let piece = cursor.next(&t.plan, rail, max_write);
+        let last = cursor.is_done(&t.plan);
+        // Without order every WRITE notifies; with order the last one does, unless a SEND will.
+        let notify = cfg.notify == Notify::Imm && (last || !cfg.ordered);
+        // A notification by SEND needs its credit later; an empty transfer is nothing but a notification.
+        let needs_credit = notify || piece.is_none();
+        let prefer = if last { t.took_part } else { 0 };
+        let qp = pick(&self.links, &self.rails[rail], sink, needs_credit, prefer)?;
+        Some(Cut { rail, qp, piece, cursor, last, notify })
     }
 
     /// Ordered only: posts one notification on a queue pair that took part and has none.
-    fn step_tail(&mut self, id: u64, sink: &mut impl Sink) -> Step {
+    fn step_tail(&mut self, id: u64, now: Instant, sink: &mut impl Sink) -> Step {
         let Some(t) = self.sender.get_mut(id) else { return Step::Finished };
         let (Some(slot), false) = (t.slot, t.tail == 0) else { return Step::Finished };
         let (tail, attempt) = (t.tail, t.attempt);
@@ -158,33 +179,36 @@ impl Connection {
         t.tail &= !(1 << qp);
         t.notified |= 1 << qp;
         t.outstanding += 1;
-        self.outstanding += 1;
+        self.on_data_posted(qp, 0, now);
         self.sender.count_posted(slot, qp);
         self.links[qp].credits.on_sent_data();
         match self.cfg.rails[self.links[qp].rail].notify {
-            Notify::Imm => sink.write(qp, &Piece::default(), Some(slot.imm()), Token::data(id)),
+            Notify::Imm => sink.write(qp, &Piece::default(), Some(slot.imm()), Token::data(qp, id)),
             Notify::Send => {
                 self.begin(qp, Class::Data);
                 let fits = self.builder.push(&Record::Notify { transfer: id, attempt, slot });
                 debug_assert!(fits, "a NOTIFY fits into any message");
-                sink.send(qp, self.builder.bytes(), Token::data(id));
+                sink.send(qp, self.builder.bytes(), Token::data(qp, id));
             }
         }
         Step::Posted
     }
 
     fn transmit_control(&mut self, sink: &mut impl Sink, budget: &mut usize) {
-        if self.close_sent && self.peer_closed.is_some() && self.out.urgent.is_empty() {
+        let nothing_left = self.out.urgent.is_empty() && !self.is_recovering();
+        if self.both_closed() && nothing_left {
             return;
         }
         for qp in 0..self.links.len() {
             while *budget > 0 && self.links[qp].is_due() {
-                if sink.room(qp) == 0 || !self.links[qp].may_send_control(Urgency::Urgent) {
+                if sink.room(qp) == 0 || !self.links[qp].may_send_own() {
                     break;
                 }
                 self.begin(qp, Class::Control);
                 self.fill_own(qp);
-                self.fill_common();
+                if self.links[qp].proven {
+                    self.fill_common();
+                }
                 self.post_control(qp, sink, budget);
             }
         }
@@ -193,7 +217,11 @@ impl Connection {
         {
             let qps = self.links.len();
             let fits = |q: &usize| sink.room(*q) > 0 && self.links[*q].may_send_control(urgency);
-            let Some(qp) = (0..qps).map(|i| (self.control_qp + i) % qps).find(fits) else { return };
+            let all = (0..qps).map(|i| (self.control_qp + i) % qps);
+            // Others wait for it, so a slow rail is taken only if there is no other.
+            let found =
+                all.clone().filter(|&q| !self.is_slow(q)).find(fits).or_else(|| all.clone().find(fits));
+            let Some(qp) = found else { return };
             self.control_qp = qp;
             self.begin(qp, Class::Control);
             self.fill_common();
@@ -203,7 +231,9 @@ impl Connection {
 
     fn begin(&mut self, qp: usize, class: Class) {
         let (data_returned, control_returned) = self.links[qp].credits.report();
+        let number = (self.rails.len() > 1).then_some(self.links[qp].number);
         self.builder.begin(&Head {
+            number,
             class,
             epoch: self.cfg.local_epoch,
             resolved_below: self.sender.resolved_below(),
@@ -216,8 +246,16 @@ impl Connection {
     fn post_control(&mut self, qp: usize, sink: &mut impl Sink, budget: &mut usize) {
         *budget -= 1;
         self.outstanding += 1;
-        self.links[qp].credits.on_sent_control();
-        sink.send(qp, self.builder.bytes(), Token::CONTROL);
+        let link = &mut self.links[qp];
+        self.rails[link.rail].outstanding += 1;
+        let count = link.credits.control_sent();
+        link.credits.on_sent_control();
+        if self.rails.len() > 1 {
+            let records = self.builder.records();
+            self.resend.keep(&mut link.kept, count, link.number, records);
+            link.number += records.len() as u64;
+        }
+        sink.send(qp, self.builder.bytes(), Token::control(qp, count));
     }
 
     /// Records that must travel on this queue pair.
@@ -241,7 +279,8 @@ impl Connection {
                     slot,
                     mask: t.took_part,
                     posted,
-                    header: t.header == HeaderState::Posted,
+                    // With several rails, one that comes late is nothing.
+                    header: self.rails.len() == 1 && t.header == HeaderState::Posted,
                 };
                 if !self.builder.push(&record) {
                     return;
@@ -259,14 +298,15 @@ impl Connection {
             self.out.urgent.pop_front();
         }
         while let Some(&id) = self.sender.headers.front()
-            && self.sender.get(id).is_none_or(|t| t.abort.is_some())
+            && !self.sender.is_header_due(id)
         {
             self.sender.headers.pop_front();
         }
         if !self.out.urgent.is_empty() || self.incoming.must_report() {
             return Some(Urgency::Urgent);
         }
-        (!self.sender.headers.is_empty() || self.outgoing.has_fragment()).then_some(Urgency::Bulk)
+        let again = !self.resend.is_empty() || !self.talks.is_empty();
+        (again || !self.sender.headers.is_empty() || self.outgoing.has_fragment()).then_some(Urgency::Bulk)
     }
 
     /// Fills the rest of a message with records that may travel on any queue pair.
@@ -276,6 +316,13 @@ impl Connection {
                 return;
             }
             self.out.urgent.pop_front();
+        }
+        while self.resend.next(|record| self.builder.push(record)) {}
+        while let Some((rail, bytes)) = self.talks.front() {
+            if !self.builder.push(&Record::RailTalk { rail: *rail as u16, bytes }) {
+                break;
+            }
+            self.talks.pop_front();
         }
         while let Some(&id) = self.sender.headers.front() {
             if !self.push_header(id) {
@@ -304,17 +351,43 @@ impl Connection {
             Queued::Revoke { grant } => Record::Revoke { grant },
             Queued::Revoked { grant } => Record::Revoked { grant },
             Queued::Close => Record::Close { messages: self.outgoing.sent() },
+            Queued::Reopen { transfer } => {
+                let t =
+                    self.sender.get(transfer).filter(|t| t.reopening && !t.resolved && t.abort.is_none())?;
+                let (attempt, grant, reset) = (t.attempt, t.grant, t.reset);
+                Record::Reopen { transfer, attempt, slot: t.slot?, grant, reset }
+            }
+            Queued::Reopened { transfer, attempt } => Record::Reopened { transfer, attempt },
+            Queued::AbortQuiet { transfer } => {
+                let (t, slot, reason) = aborting(self.sender.get(transfer))?;
+                let (attempt, grant) = (t.attempt, t.grant);
+                Record::AbortDone {
+                    transfer,
+                    attempt,
+                    grant,
+                    reason,
+                    slot,
+                    mask: 0,
+                    posted: 0,
+                    header: false,
+                }
+            }
+            Queued::RailDown { rail, generation } => Record::RailDown { rail, generation },
+            Queued::Fenced { rail, generation } => Record::Fenced { rail, generation },
         })
     }
 
     /// Appends a transfer's header. False if it does not fit.
     fn push_header(&mut self, id: u64) -> bool {
-        let Some(t) = self.sender.get(id) else { return true };
-        let (Some(slot), None) = (t.slot, t.abort) else { return true };
+        let Some(t) = self.sender.get(id).filter(|_| self.sender.is_header_due(id)) else { return true };
+        let Some(slot) = t.slot else { return true };
         self.counts.clear();
-        let counted = t.took_part & !self.receiver.ordered;
+        // A later attempt is counted everywhere: earlier ones have notified, too.
+        let counted = if t.attempt == 0 { t.took_part & !self.receiver.ordered } else { t.took_part };
         for (qp, n) in self.sender.posted(slot).iter().enumerate() {
             if counted >> qp & 1 == 1 {
+                // With what is still to be posted.
+                let n = n + (t.tail >> qp & 1) as u32;
                 self.counts.extend_from_slice(&n.to_le_bytes());
             }
         }

@@ -36,6 +36,8 @@ struct Wire {
     posted: VecDeque<Wr>,
     /// Receives that the peer has posted, by queue pair.
     receives: Vec<u32>,
+    /// Queue pairs of ours that are destroyed.
+    gone: u64,
 }
 
 impl Sink for Wire {
@@ -44,11 +46,13 @@ impl Sink for Wire {
     }
 
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
+        assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
         let message = imm.map(Message::Imm);
         self.posted.push_back(Wr { qp, token, data: piece.len > 0, message, executed: false });
     }
 
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
+        assert_eq!(self.gone >> qp & 1, 0, "k10: posted on a queue pair that is destroyed");
         let message = Some(Message::Bytes(bytes.to_vec()));
         self.posted.push_back(Wr { qp, token, data: false, message, executed: false });
     }
@@ -90,6 +94,8 @@ pub(crate) fn pair(data: &[u8]) {
     let Some(flags) = input.byte() else { return };
     let ordered = flags & 1 != 0;
     let credits = Credits { data: 1 + u32::from(flags >> 4 & 3), control: 4 };
+    // Several rails, which may differ.
+    let rails = usize::from(flags >> 2 & 3) + 1;
     let rail = RailConfig {
         ordered,
         qps: usize::from(flags >> 6) + 1,
@@ -99,8 +105,9 @@ pub(crate) fn pair(data: &[u8]) {
         rx_credits: credits,
         max_write: 100,
     };
+    let other = RailConfig { ordered: true, notify: Notify::Imm, max_write: 64, ..rail };
     let cfg = Config {
-        rails: vec![rail],
+        rails: (0..rails).map(|n| if n % 2 == 0 { rail } else { other }).collect(),
         local_epoch: 1,
         peer_epoch: 2,
         max_control: 256,
@@ -119,6 +126,7 @@ pub(crate) fn pair(data: &[u8]) {
             24..48 => p.execute(ep, arg),
             48..72 => p.complete(ep, arg),
             72..76 => p.settle(),
+            120..128 => p.act_rail(op, ep, arg),
             other => p.act(other % 10, ep, arg),
         }
         p.events();
@@ -134,7 +142,7 @@ impl Pair {
             let posted = |rail: &RailConfig| rail.rx_credits.data + rail.rx_credits.control;
             let receives = cfg.rails.iter().flat_map(|r| vec![posted(r); r.qps]).collect();
             let side = &mut self.sides[ep];
-            side.wire = Wire { posted: VecDeque::new(), receives };
+            side.wire = Wire { posted: VecDeque::new(), receives, gone: 0 };
             side.conn = Some(Connection::new(cfg, ledger, self.now).expect("a valid configuration"));
         }
         self.events();
@@ -167,7 +175,13 @@ impl Pair {
 
     fn execute(&mut self, ep: usize, arg: usize) {
         let Some(at) = self.choose(ep, arg, |wr| !wr.executed) else { return };
+        let gone = self.sides[1 - ep].wire.gone;
         let wire = &mut self.sides[ep].wire;
+        if gone >> wire.posted[at].qp & 1 == 1 {
+            let wr = wire.posted.remove(at).expect("just seen");
+            let now = self.now;
+            return self.conn(ep).handle_sent(wr.token, false, now);
+        }
         let wr = &mut wire.posted[at];
         wr.executed = true;
         let (qp, message, data, token) = (wr.qp, wr.message.take(), wr.data, wr.token);
@@ -225,7 +239,12 @@ impl Pair {
                 let (owner_epoch, bound_epoch) = (2 - ep as u64, ep as u64 + 1);
                 let grant = GrantRef { id, owner_epoch, bound_epoch, max_bytes: 16 * 2 * 64 };
                 let deadline = now + Duration::from_millis(arg as u64 * 8);
-                let request = WriteRequest { grant, plan: plan(arg as u32 % 17), tag: 0, deadline };
+                let request = WriteRequest {
+                    grant,
+                    plan: plan(self.cfg.rails.len(), arg as u32 % 17),
+                    tag: 0,
+                    deadline,
+                };
                 let conn = self.conn(ep);
                 // Of some the data is ready later.
                 let taken =
@@ -259,6 +278,50 @@ impl Pair {
                 self.conn(ep).ungate(TransferId(last.saturating_sub(arg as u64 % 4)));
             }
         }
+    }
+
+    fn act_rail(&mut self, op: u8, ep: usize, arg: usize) {
+        let (now, rail) = (self.now, arg % self.cfg.rails.len());
+        match op % 8 {
+            0..3 => self.conn(ep).rail_failed(rail, Cause::Transport, now),
+            3..6 => self.fence_rail(ep, rail),
+            _ => {
+                (0..2).for_each(|ep| self.fence_rail(ep, rail));
+                let down =
+                    |conn: &Connection| conn.state == State::Open && conn.rail_state(rail) == RailState::Down;
+                if (0..2).all(|ep| down(self.conn(ep))) {
+                    (0..2).for_each(|ep| self.bring_up(ep, rail));
+                }
+            }
+        }
+    }
+
+    /// What a driver does after `RailDown`: flushes, destroys, tells. What was executed has been handed in.
+    fn fence_rail(&mut self, ep: usize, rail: usize) {
+        let now = self.now;
+        if self.conn(ep).rail_state(rail) != RailState::Failing {
+            return;
+        }
+        let mask = self.conn(ep).rails[rail].mask();
+        let posted = std::mem::take(&mut self.sides[ep].wire.posted);
+        let (lost, left) = posted.into_iter().partition::<VecDeque<_>, _>(|wr| mask >> wr.qp & 1 == 1);
+        self.sides[ep].wire.posted = left;
+        self.sides[ep].wire.gone |= mask;
+        for wr in lost {
+            self.conn(ep).handle_sent(wr.token, false, now);
+        }
+        self.conn(ep).rail_fenced(rail, now);
+    }
+
+    fn bring_up(&mut self, ep: usize, rail: usize) {
+        let now = self.now;
+        let conn = self.conn(ep);
+        let (mask, credits) = (conn.rails[rail].mask(), conn.cfg.rails[rail].rx_credits);
+        assert!(conn.rail_up(rail, now), "k10: down on both sides");
+        let wire = &mut self.sides[ep].wire;
+        wire.gone &= !mask;
+        let receives = wire.receives.iter_mut().enumerate().filter(|(qp, _)| mask >> qp & 1 == 1);
+        receives.for_each(|(_, n)| *n = credits.data + credits.control);
     }
 
     /// Posts, executes and completes until nothing more happens.
@@ -360,6 +423,7 @@ fn on_event(me: &mut Side, peer: &mut Side, conn: &mut Connection, event: Event)
         }
         Event::Message(bytes) => conn.message_taken(bytes.len()),
         Event::Sent { .. } | Event::Released { .. } | Event::PeerClosed | Event::Lost(_) | Event::Closed => {}
+        Event::RailDown { .. } | Event::RailUp { .. } | Event::RailTalk { .. } => {}
     }
 }
 

@@ -109,7 +109,7 @@ impl World {
             let mut sink = Posted {
                 depth: channel.depth,
                 max_control: channel.cfg.max_control,
-                max_write: channel.cfg.rails[0].max_write,
+                max_write: channel.cfg.rails.iter().flat_map(|r| vec![r.max_write; r.qps]).collect(),
                 queues: &mut channel.sides[side].queues,
                 posted: Vec::new(),
             };
@@ -135,25 +135,31 @@ impl World {
                 peer,
                 now: self.now,
                 slack: (!end.was_frozen).then_some(slack),
-                max_write: channel.cfg.rails[0].max_write,
+                max_write: (!channel.has_rails()).then(|| channel.cfg.rails[0].max_write),
                 sources: &mut end.sources,
                 targets: &mut end.targets,
             };
             self.model.on_event(&mut cx, &event);
             let s = &mut self.summary;
             match event {
-                Event::Done { outcome: Outcome::Landed, .. } => s.landed += 1,
+                Event::Done { outcome: Outcome::Landed, attempts, .. } => {
+                    s.landed += 1;
+                    s.again += u64::from(attempts > 1);
+                }
                 Event::Done { outcome: Outcome::NotDelivered(_), .. } => s.not_delivered += 1,
                 Event::Done { outcome: Outcome::InDoubt(_), .. } => s.in_doubt += 1,
                 Event::Resolved { resolution: Resolution::Landed, .. } => s.resolved_landed += 1,
                 Event::Resolved { resolution: Resolution::NotDelivered, .. } => s.resolved_not += 1,
                 Event::Resolved { resolution: Resolution::Unknown, .. } => s.resolved_unknown += 1,
                 Event::Aborted { reason: AbortReason::Revoked, .. } => s.revoked += 1,
+                Event::RailDown { rail, .. } => self.on_rail_down(ch, side, rail),
+                Event::RailTalk { rail, bytes } => self.on_rail_talk(ch, side, conn, rail, &bytes),
                 Event::Message(bytes) => self.on_message(ch, side, conn, &bytes),
                 Event::Lost(cause) => {
                     s.lost += 1;
                     // Where a CLOSE completes at hand-off, it may be lost with the queue pairs that it ends.
-                    let excused = channel.closing && channel.timing.early_completion;
+                    let early = channel.timing.lines.iter().any(|l| l.early_completion);
+                    let excused = channel.closing && early;
                     assert!(self.faults || excused, "lost without a fault: {cause}");
                     let delay = self.rng.below(2000);
                     let incarnation = self.channels[ch].incarnation;

@@ -36,7 +36,7 @@ impl World {
             if conn.state != State::Open || me.frozen {
                 continue;
             }
-            let since = since.max(c.connected_at).max(me.awake_since);
+            let since = since.max(c.connected_at).max(me.awake_since).max(c.sides[side].revived_at);
             let limit = since + (c.cfg.heartbeat + c.cfg.peer_timeout).as_micros() as u64 + TRANSIT;
             assert!(self.now <= limit, "k5: silent since {since}, and at {} not lost", self.now);
         }
@@ -65,6 +65,9 @@ impl World {
         let quiet = |s: &Side| s.cq.is_empty() && s.wake.is_some_and(|w| w > self.now);
         let [Some(a), Some(b)] = [&c.sides[0].conn, &c.sides[1].conn] else { return };
         let open = |c: &Connection| c.state == State::Open;
+        if c.sides.iter().any(|s| s.queues.iter().any(|q| !q.ring.is_empty())) {
+            return;
+        }
         if !c.sides.iter().all(quiet) || !open(a) || !open(b) || c.ends.iter().any(|&e| self.ends[e].frozen) {
             return;
         }
@@ -161,6 +164,10 @@ impl World {
 /// K7: a credit is with the sender, or on its way, or with the receiver, and nowhere twice.
 fn check_credits(from: &Connection, to: &Connection) {
     for (ours, theirs) in from.links.iter().zip(&to.links) {
+        let [a, b] = [from, to].map(|c| &c.rails[ours.rail]);
+        if !a.is_up() || !b.is_up() || a.generation != b.generation {
+            continue;
+        }
         let (spent, held) = (ours.credits.outstanding(), theirs.credits.unreported());
         let limit = from.cfg.rails[ours.rail].tx_credits;
         assert!(spent.0 >= held.0 && spent.1 >= held.1, "k7: a credit came back twice: {spent:?} {held:?}");

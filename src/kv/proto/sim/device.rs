@@ -8,7 +8,7 @@ impl World {
     pub(super) fn post(&mut self, ch: usize, from: usize, qp: usize, op: Op, token: Token) {
         let channel = &mut self.channels[ch];
         let mut at = self.now + channel.timing.delay(qp, &mut self.rng);
-        if channel.timing.ordered {
+        if channel.timing.lines[qp].ordered {
             let queue = &mut channel.sides[from].queues[qp];
             at = at.max(queue.executes);
             queue.executes = at;
@@ -16,11 +16,13 @@ impl World {
         let referred = channel.shared.as_ref().is_some_and(|s| s.refers_to(&op));
         let queue = &mut channel.sides[from].queues[qp];
         // In order: not before what was referred to has been copied.
-        let handed_off = channel.timing.early_completion && !referred && queue.references == 0;
+        let handed_off = channel.timing.lines[qp].early_completion && !referred && queue.references == 0;
         queue.references += u32::from(referred);
         let travels = if channel.shared.is_some() { !referred } else { handed_off };
-        let (incarnation, data) = (channel.incarnation, None);
-        let mut wr = Wr { ch, from, qp, op, token, incarnation, data, handed_off, referred, copied: 0 };
+        let (incarnation, generation, data) = (channel.incarnation, queue.generation, None);
+        let copied = 0;
+        let mut wr =
+            Wr { ch, from, qp, op, token, incarnation, generation, data, handed_off, referred, copied };
         if travels {
             self.read_ahead(&mut wr);
         }
@@ -36,7 +38,15 @@ impl World {
         if wr.incarnation != channel.incarnation {
             return;
         }
-        if channel.sides[from].queues[wr.qp].dead || channel.sides[to].fenced {
+        let [ours, theirs] = [from, to].map(|side| &channel.sides[side].queues[wr.qp]);
+        if theirs.generation < wr.generation && !ours.gone {
+            // The device tries again until the other one is there.
+            return self.channels[wr.ch].sides[from].queues[wr.qp].ring.push_back(wr);
+        }
+        if theirs.gone || theirs.generation != wr.generation || ours.generation != wr.generation {
+            return self.fail(&wr);
+        }
+        if ours.dead || channel.sides[to].fenced {
             // The device tries again for a while, then gives up.
             return self.fail(&wr);
         }
@@ -56,7 +66,7 @@ impl World {
                 if piece.len > 0 {
                     let sender = self.channels[wr.ch].lives[wr.from];
                     let receiver = self.channels[wr.ch].ends[to];
-                    self.model.on_executed((sender, receiver, wr.token.0 >> 1), piece);
+                    self.model.on_executed((sender, receiver, wr.transfer()), piece);
                 }
                 imm.map(|imm| Item::Imm(wr.qp, imm))
             }
@@ -68,11 +78,12 @@ impl World {
             queue.receives -= 1;
             let late = !self.rng.one_in(2);
             let mut at = self.now + if late { channel.timing.delay(wr.qp, &mut self.rng) } else { 0 };
-            if channel.timing.ordered {
+            if channel.timing.lines[wr.qp].ordered {
                 at = at.max(queue.shows);
                 queue.shows = at;
             }
-            let show = Happening::Show { ch: wr.ch, side: to, item, incarnation: wr.incarnation };
+            let Wr { ch, incarnation, generation, .. } = wr;
+            let show = Happening::Show { ch, side: to, item, incarnation, generation };
             self.at(at - self.now, show);
         }
         if !wr.handed_off {
@@ -82,13 +93,25 @@ impl World {
 
     /// The source's device gives up on a work request, or, if that had completed early, on its queue pair.
     pub(super) fn fail(&mut self, wr: &Wr) {
-        let side = &mut self.channels[wr.ch].sides[wr.from];
-        side.queues[wr.qp].dead = true;
+        let queue = &mut self.channels[wr.ch].sides[wr.from].queues[wr.qp];
+        if queue.gone || queue.generation != wr.generation {
+            // It was flushed.
+            return;
+        }
+        queue.dead = true;
         if !wr.handed_off {
             return self.complete(wr, 5000, false);
         }
         self.show_received(wr.ch, wr.from);
-        self.tell_lost(wr.ch, wr.from);
+        self.tell_dead(wr.ch, wr.from, wr.qp);
+    }
+
+    /// The driver of a side learns that a queue pair is dead.
+    pub(super) fn tell_dead(&mut self, ch: usize, side: usize, qp: usize) {
+        match self.channels[ch].has_rails() {
+            true => self.tell_rail_lost(ch, side, self.channels[ch].rail_of(qp)),
+            false => self.tell_lost(ch, side),
+        }
     }
 
     /// The driver of a side learns that its connection is dead.
@@ -122,8 +145,9 @@ impl World {
         let (sender, receiver) = (lives[wr.from], lives[1 - wr.from]);
         assert_eq!(self.life(receiver.0), receiver, "the memory of a process that is gone");
         let targets = &mut self.ends[receiver.0].targets;
-        let offset = targets.offset(piece.dst_addr, piece.len, piece.rkey);
-        self.model.on_placed((sender, receiver.0, wr.token.0 >> 1), receiver, offset, piece, targets);
+        let rail = self.channels[wr.ch].rail_of(wr.qp);
+        let offset = targets.offset(piece.dst_addr, piece.len, piece.rkey, rail);
+        self.model.on_placed((sender, receiver.0, wr.transfer()), receiver, offset, piece, targets);
         targets.bytes[offset..offset + data.len()].copy_from_slice(data);
     }
 
@@ -131,8 +155,9 @@ impl World {
     pub(super) fn read(&self, wr: &Wr, piece: &Piece) -> Vec<u8> {
         let ends = self.channels[wr.ch].ends;
         let sources = &self.ends[ends[wr.from]].sources;
-        let offset = sources.offset(piece.src_addr, piece.len, piece.lkey);
-        let owner = Some((ends[1 - wr.from], wr.token.0 >> 1));
+        let rail = self.channels[wr.ch].rail_of(wr.qp);
+        let offset = sources.offset(piece.src_addr, piece.len, piece.lkey, rail);
+        let owner = Some((ends[1 - wr.from], wr.transfer()));
         for block in sources.blocks_at(offset, piece.len as usize) {
             assert_eq!(sources.owner[block as usize], owner, "r1: a released source is read");
         }
@@ -142,18 +167,33 @@ impl World {
     /// The queue pairs of a side end, or its process does. What its device has read may still be on the wire; what it has
     /// not read never will be. In shared memory, nobody executes what is read from now on.
     pub(super) fn stop_reading(&mut self, ch: usize, side: usize, killed: bool) {
-        if !self.memory_outlives(ch, side, killed) {
-            return;
+        if self.memory_outlives(ch, side, killed) {
+            let all = 0..self.channels[ch].sides[side].queues.len();
+            self.read_all_ahead(ch, side, all);
         }
+    }
+
+    /// The same of the queue pairs of one rail.
+    pub(super) fn stop_reading_of(&mut self, ch: usize, side: usize, qps: std::ops::Range<usize>) {
+        match self.channels[ch].shared.is_some() {
+            true => self.channels[ch].sides[side].queues[qps].iter_mut().for_each(|q| q.closed = true),
+            false => self.read_all_ahead(ch, side, qps),
+        }
+    }
+
+    fn read_all_ahead(&mut self, ch: usize, side: usize, qps: std::ops::Range<usize>) {
         let mut agenda = std::mem::take(&mut self.agenda);
         for what in agenda.values_mut() {
             let (Happening::Execute(wr) | Happening::Copy(wr)) = what else { continue };
-            if (wr.ch, wr.from) == (ch, side) && wr.incarnation == self.channels[ch].incarnation {
+            let queue = &self.channels[ch].sides[side].queues[wr.qp.min(qps.end - 1)];
+            let is_of = (wr.ch, wr.from) == (ch, side) && qps.contains(&wr.qp);
+            let is_now = wr.incarnation == self.channels[ch].incarnation && wr.generation == queue.generation;
+            if is_of && is_now && !queue.gone {
                 self.read_ahead(wr);
             }
         }
         self.agenda = agenda;
-        for qp in 0..self.channels[ch].sides[side].queues.len() {
+        for qp in qps {
             let mut ring = std::mem::take(&mut self.channels[ch].sides[side].queues[qp].ring);
             ring.iter_mut().for_each(|wr| self.read_ahead(wr));
             self.channels[ch].sides[side].queues[qp].ring = ring;
@@ -170,13 +210,14 @@ impl World {
         let channel = &mut self.channels[wr.ch];
         channel.sides[wr.from].queues[wr.qp].references -= u32::from(wr.referred);
         let mut at = self.now + least + channel.timing.delay(wr.qp, &mut self.rng);
-        if channel.timing.ordered {
+        if channel.timing.lines[wr.qp].ordered {
             let queue = &mut channel.sides[wr.from].queues[wr.qp];
             at = at.max(queue.completes);
             queue.completes = at;
         }
         let item = Item::Sent(wr.qp, wr.token, ok);
-        let done = Happening::Show { ch: wr.ch, side: wr.from, item, incarnation: wr.incarnation };
+        let &Wr { ch, from: side, incarnation, generation, .. } = wr;
+        let done = Happening::Show { ch, side, item, incarnation, generation };
         self.at(at - self.now, done);
     }
 

@@ -11,6 +11,7 @@
 //! | K6 | no write under a grant of another epoch; no grant taken twice, no fresh one refused | `model`, `user` |
 //! | K7 | a receive is posted for each message; after each step, each credit is in one place only; at rest none is missing | `device`, `checks` |
 //! | K8 | no WRITE longer than the limit or across a seam, no byte written twice, neighbours in one WRITE | `wire`, `pool`, `model` |
+//! | K10 | as long as one rail is left, nothing is lost and what has time lands; each word about a rail comes once; nothing is posted on a rail that is down | `rails`, `wire` |
 //! | R1, R2, R4 | a device reads owned sources only; every event once; no send queue overflows | `device`, `model`, `wire` |
 //! | B5 | the side that was dialled says nothing before it was spoken to | `wire` |
 //!
@@ -32,6 +33,7 @@ mod device;
 mod fault;
 mod model;
 mod pool;
+mod rails;
 mod reduce;
 mod setup;
 mod shared;

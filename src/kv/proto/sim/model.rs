@@ -49,6 +49,8 @@ pub(super) struct Transfer {
     pub(super) resolution: Option<Resolution>,
     /// The process that sends it is gone: nobody waits for its end.
     pub(super) gone: bool,
+    /// A rail has failed meanwhile: it may have been written again.
+    pub(super) disturbed: bool,
     /// What has been executed at the target.
     pub(super) executed: Vec<Piece>,
 }
@@ -70,7 +72,8 @@ pub(super) struct Context<'a> {
     pub(super) now: u64,
     /// Deadlines may be late by this: the time that the caller takes to react. `None` if it was frozen.
     pub(super) slack: Option<u64>,
-    pub(super) max_write: u32,
+    /// The longest WRITE of a channel with one rail.
+    pub(super) max_write: Option<u32>,
     pub(super) sources: &'a mut Pool,
     pub(super) targets: &'a mut Pool,
 }
@@ -128,6 +131,7 @@ impl Model {
                 cx.targets.release(&g.blocks, (cx.peer.0, grant));
             }
             Event::Message(_) | Event::PeerClosed | Event::Lost(_) | Event::Closed => {}
+            Event::RailDown { .. } | Event::RailUp { .. } | Event::RailTalk { .. } => {}
         }
     }
 
@@ -170,7 +174,9 @@ impl Model {
         assert_eq!((t.grant, t.tag, want), ((cx.me, cx.peer.0, grant), tag, bytes));
         cx.targets.check(&blocks[..t.blocks as usize], tag);
         cx.targets.release(&blocks, (cx.peer.0, grant));
-        check_pieces(&mut t.executed, want, cx.max_write);
+        if !t.disturbed {
+            check_pieces(&mut t.executed, want, cx.max_write);
+        }
     }
 
     /// A piece, or a part of one, is placed.
@@ -195,6 +201,22 @@ impl Model {
         self.transfers.get_mut(&key).expect("a write of no transfer").executed.push(*piece);
     }
 
+    /// A transfer is under way between two processes.
+    pub(super) fn is_busy(&self, [a, b]: [Life; 2]) -> bool {
+        [(a, b), (b, a)].into_iter().any(|(from, to)| {
+            let mut all = self.transfers.range((from, to.0, 0)..=(from, to.0, u64::MAX));
+            all.any(|(_, t)| t.done.is_none() && t.blocks > 0)
+        })
+    }
+
+    /// A rail of a channel has failed.
+    pub(super) fn disturb(&mut self, [a, b]: [Life; 2]) {
+        for (from, to) in [(a, b), (b, a)] {
+            let all = self.transfers.range_mut((from, to.0, 0)..=(from, to.0, u64::MAX));
+            all.for_each(|(_, t)| t.disturbed = true);
+        }
+    }
+
     /// The process is gone, and nobody waits for its ends.
     pub(super) fn process_ended(&mut self, life: Life) {
         for (_, g) in self.grants.iter_mut().filter(|((l, ..), _)| *l == life) {
@@ -206,8 +228,10 @@ impl Model {
     }
 }
 
-/// The pieces of a transfer that has arrived: all of it, nothing twice, and neighbours together (K8).
-fn check_pieces(pieces: &mut [Piece], bytes: u64, max_write: u32) {
+/// The pieces of a transfer that has arrived: all of it, nothing twice, and neighbours together, where one rail has carried
+/// them (K8).
+fn check_pieces(pieces: &mut [Piece], bytes: u64, max_write: Option<u32>) {
+    // Rails see other addresses of the same memory.
     pieces.sort_unstable_by_key(|p| p.dst_addr);
     assert_eq!(pieces.iter().map(|p| u64::from(p.len)).sum::<u64>(), bytes, "k8: bytes written twice");
     for pair in pieces.windows(2) {
@@ -215,7 +239,8 @@ fn check_pieces(pieces: &mut [Piece], bytes: u64, max_write: u32) {
         let len = u64::from(a.len);
         assert!(a.dst_addr + len <= b.dst_addr, "k8: pieces overlap");
         let neighbours = a.dst_addr + len == b.dst_addr && a.src_addr + len == b.src_addr;
-        let mergeable = neighbours && (a.lkey, a.rkey) == (b.lkey, b.rkey) && a.len + b.len <= max_write;
+        let alike = neighbours && (a.lkey, a.rkey) == (b.lkey, b.rkey);
+        let mergeable = alike && max_write.is_some_and(|max| a.len + b.len <= max);
         assert!(!mergeable, "k8: neighbours of {} and {} bytes travel apart", a.len, b.len);
     }
 }

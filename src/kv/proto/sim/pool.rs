@@ -1,6 +1,7 @@
 //! A pool of blocks in the simulation: the bytes, and who may touch which block now.
 
 use super::super::{Part, PoolSeams, Seams};
+use super::rails::RAILS;
 use crate::kv::layout::Layout;
 
 pub(super) const BLOCKS: u32 = 48;
@@ -14,7 +15,8 @@ pub(super) type Owner = (usize, u64);
 pub(super) struct Pool {
     pub(super) layout: Layout,
     pub(super) bytes: Vec<u8>,
-    pub(super) parts: Vec<Part>,
+    /// As the device of each rail sees it.
+    pub(super) parts: Vec<Vec<Part>>,
     pub(super) owner: Vec<Option<Owner>>,
 }
 
@@ -22,26 +24,30 @@ impl Pool {
     /// Memory in three regions with gaps between their addresses.
     pub(super) fn new(layout: Layout, base: u64, key: u32) -> Self {
         let total = layout.required_bytes();
-        let (a, b) = (total / 3 + 1, total / 2 + 7);
-        let cuts = [(0, a), (a, b), (b, total)];
-        let parts = cuts.iter().enumerate();
-        let parts = parts.map(|(i, &(s, e))| Part {
-            addr: base + s + 4096 * i as u64,
-            len: e - s,
-            key: key + i as u32,
+        let parts = (0..RAILS as u64).map(|rail| {
+            let (a, b) = (total / 3 + 1 + 5 * rail, total / 2 + 7 + 11 * rail);
+            let cuts = [(0, a), (a, b), (b, total)];
+            let parts = cuts.iter().enumerate().map(|(i, &(s, e))| Part {
+                addr: base + s + 4096 * i as u64 + (rail << 40),
+                len: e - s,
+                key: key + i as u32 + 100 * rail as u32,
+            });
+            parts.collect()
         });
         let owner = vec![None; layout.blocks() as usize];
         Self { layout, bytes: vec![0xee; total as usize], parts: parts.collect(), owner }
     }
 
-    pub(super) fn seams(&self) -> PoolSeams {
-        Seams::new(self.parts.clone()).expect("parts are valid").into()
+    /// For a channel of so many rails.
+    pub(super) fn seams(&self, rails: usize) -> PoolSeams {
+        let seams = self.parts[..rails].iter().map(|p| Seams::new(p.clone()).expect("parts are valid"));
+        PoolSeams::new(seams.collect())
     }
 
-    /// Offset of an access that a device would allow.
-    pub(super) fn offset(&self, addr: u64, len: u32, key: u32) -> usize {
+    /// Offset of an access that the device of a rail would allow.
+    pub(super) fn offset(&self, addr: u64, len: u32, key: u32, rail: usize) -> usize {
         let mut start = 0;
-        for p in &self.parts {
+        for p in &self.parts[rail] {
             if p.key == key {
                 assert!(
                     addr >= p.addr && addr + u64::from(len) <= p.addr + p.len,
@@ -51,7 +57,7 @@ impl Pool {
             }
             start += p.len;
         }
-        panic!("r10: no region has key {key}");
+        panic!("r10: no region of rail {rail} has key {key}");
     }
 
     /// Blocks that a range of bytes touches, perhaps repeatedly.

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use super::Script;
 use super::campaign::{Failure, attempt};
-use super::world::FIRST_FAULT;
+use super::world::{FIRST_FAULT, FIRST_RAIL_FAULT};
 
 /// The numbers that moves may have.
 fn moves() -> impl Iterator<Item = u32> {
-    (0..120).chain(FIRST_FAULT..FIRST_FAULT + 3)
+    (0..120).chain(FIRST_FAULT..FIRST_FAULT + 3).chain(FIRST_RAIL_FAULT..FIRST_RAIL_FAULT + 6)
 }
 
 /// Leaves out ranges of moves, shorter and shorter ones, as long as anything fails. What fails in the end may be

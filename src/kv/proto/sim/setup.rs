@@ -7,6 +7,7 @@ use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailCon
 use super::Rng;
 use super::model::{GrantKey, Life};
 use super::pool::{BLOCK_BYTES, BLOCKS, Pool};
+use super::rails::{Health, receives};
 use super::shared::Shared;
 use super::wire::{Item, Queue, Timing};
 use crate::kv::layout::Layout;
@@ -55,6 +56,8 @@ pub(super) struct Side {
     pub(super) fenced: bool,
     /// In shared memory: it has said that its sources may be used again.
     pub(super) closed: bool,
+    /// When a rail has come up again.
+    pub(super) revived_at: u64,
     /// Since when its process says nothing any more: frozen or gone.
     pub(super) silent_since: Option<u64>,
     /// Grants of the peer.
@@ -77,6 +80,10 @@ pub(super) struct Channel {
     /// A connection manager connects the queue pairs: one side speaks first.
     pub(super) by_cm: bool,
     pub(super) timing: Timing,
+    /// By rail.
+    pub(super) health: Vec<Health>,
+    /// Which side has to wait for the other's first word on a queue pair.
+    pub(super) listens: [bool; 2],
     /// It is one in shared memory.
     pub(super) shared: Option<Shared>,
     pub(super) incarnation: u32,
@@ -130,6 +137,8 @@ impl Channel {
             depth: if tiny { rng.range(6, 16) as usize } else { 128 },
             by_cm: rng.one_in(2),
             timing,
+            health: vec![Health::default()],
+            listens: [false; 2],
             shared: None,
             incarnation: 0,
             connected_at: 0,
@@ -160,7 +169,7 @@ impl Channel {
 
     pub(super) fn new_queues(&self, cfg: &Config) -> Vec<Queue> {
         let queues = |rail: &RailConfig| {
-            let receives = rail.rx_credits.data + rail.rx_credits.control;
+            let receives = receives(rail.rx_credits);
             let listens = rail.opening == Opening::Listen;
             vec![Queue { receives, listens, ..Queue::default() }; rail.qps]
         };

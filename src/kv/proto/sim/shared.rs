@@ -71,19 +71,25 @@ impl World {
     /// A work request is in the ring of the process that owns its target.
     pub(super) fn enter_ring(&mut self, wr: Wr) {
         let (ch, from, qp) = (wr.ch, wr.from, wr.qp);
-        if wr.incarnation == self.channels[ch].incarnation {
+        if wr.incarnation == self.channels[ch].incarnation
+            && wr.generation == self.channels[ch].sides[from].queues[qp].generation
+        {
             self.channels[ch].sides[from].queues[qp].ring.push_back(wr);
             self.serve(ch, from, qp);
         }
     }
 
     /// The owner of the targets takes what is in its ring, unless it is frozen or copies for an earlier one.
-    fn serve(&mut self, ch: usize, from: usize, qp: usize) {
+    pub(super) fn serve(&mut self, ch: usize, from: usize, qp: usize) {
         let frozen = self.ends[self.channels[ch].ends[1 - from]].frozen;
         loop {
             let channel = &mut self.channels[ch];
+            let theirs = channel.sides[1 - from].queues[qp].generation;
             let queue = &mut channel.sides[from].queues[qp];
-            if frozen || (channel.timing.ordered && queue.copying) {
+            if theirs < queue.generation {
+                return;
+            }
+            if frozen || (channel.timing.lines[qp].ordered && queue.copying) {
                 return;
             }
             match queue.ring.pop_front() {
@@ -127,10 +133,13 @@ impl World {
         let channel = &mut self.channels[ch];
         let frozen = self.ends[channel.ends[1 - from]].frozen;
         let (Op::Write { piece, .. }, Some(shared)) = (&wr.op, &channel.shared) else { return };
-        if wr.incarnation != channel.incarnation {
+        let generation = channel.sides[from].queues[qp].generation;
+        if wr.incarnation != channel.incarnation || wr.generation != generation {
             return;
         }
-        let (gone, closed) = (channel.sides[1 - from].fenced, channel.sides[from].closed);
+        let theirs = &channel.sides[1 - from].queues[qp];
+        let gone = channel.sides[1 - from].fenced || theirs.gone || theirs.generation > generation;
+        let closed = channel.sides[from].closed || channel.sides[from].queues[qp].closed;
         let queue = &mut channel.sides[from].queues[qp];
         if frozen {
             queue.copying = false;
@@ -169,14 +178,15 @@ impl World {
         queue.copying = false;
         queue.dead = true;
         self.show_received(wr.ch, 1 - wr.from);
-        self.tell_lost(wr.ch, 1 - wr.from);
+        self.tell_dead(wr.ch, 1 - wr.from, wr.qp);
         self.serve(wr.ch, wr.from, wr.qp);
     }
 
     /// What is in the source now, whoever it belongs to.
     fn read_anything(&self, wr: &Wr, piece: &Piece) -> Vec<u8> {
         let sources = &self.ends[self.channels[wr.ch].ends[wr.from]].sources;
-        let offset = sources.offset(piece.src_addr, piece.len, piece.lkey);
+        let offset =
+            sources.offset(piece.src_addr, piece.len, piece.lkey, self.channels[wr.ch].rail_of(wr.qp));
         sources.bytes[offset..offset + piece.len as usize].to_vec()
     }
 

@@ -125,8 +125,9 @@ impl World {
             return;
         }
         sources.truncate(count);
-        let mut plan =
-            PlanBuilder::new((&from.layout, &from.seams()), (&to.layout, &to.seams())).expect("alike");
+        let rails = self.channels[ch].cfg.rails.len();
+        let mut plan = PlanBuilder::new((&from.layout, &from.seams(rails)), (&to.layout, &to.seams(rails)))
+            .expect("alike");
         for (s, t) in sources.iter().zip(&granted) {
             plan.push(*s, *t, 1).expect("in range");
         }
@@ -171,6 +172,7 @@ impl World {
                     delivered: false,
                     resolution: None,
                     gone: false,
+                    disturbed: false,
                     executed: Vec::new(),
                 };
                 let before = self.model.transfers.insert((me, peer.0, transfer.0), transfer_model);

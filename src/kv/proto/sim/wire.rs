@@ -20,8 +20,9 @@ pub(super) struct Wr {
     pub(super) qp: usize,
     pub(super) op: Op,
     pub(super) token: Token,
-    /// The connection, by count.
+    /// The connection, by count, and that of its queue pair.
     pub(super) incarnation: u32,
+    pub(super) generation: u32,
     /// The payload, if it was read before it is placed.
     pub(super) data: Option<Vec<u8>>,
     /// It completes, or has completed, by being posted.
@@ -32,6 +33,11 @@ pub(super) struct Wr {
 }
 
 impl Wr {
+    /// The number of the transfer that it is of.
+    pub(super) fn transfer(&self) -> u64 {
+        self.token.transfer().expect("data of a transfer").0
+    }
+
     /// Reads memory later.
     pub(super) fn unread_piece(&self) -> Option<Piece> {
         match self.op {
@@ -66,6 +72,7 @@ pub(super) enum Happening {
         side: usize,
         item: Item,
         incarnation: u32,
+        generation: u32,
     },
     /// A user acts.
     Act(u32),
@@ -84,6 +91,22 @@ pub(super) enum Happening {
     Reconnect {
         ch: usize,
     },
+    /// Something goes wrong with a rail.
+    RailFault(u32),
+    /// The queue pairs of a rail that failed are flushed and destroyed.
+    RailFence {
+        ch: usize,
+        side: usize,
+        rail: usize,
+        incarnation: u32,
+    },
+    /// A side tries to bring a rail up again.
+    RailProbe {
+        ch: usize,
+        side: usize,
+        rail: usize,
+        incarnation: u32,
+    },
 }
 
 impl Happening {
@@ -92,28 +115,40 @@ impl Happening {
         match self {
             Self::Execute(wr) | Self::Copy(wr) => Some(wr.ch),
             Self::Show { ch, .. } | Self::Fence { ch, .. } | Self::Reconnect { ch } => Some(*ch),
-            Self::Act(_) | Self::Fault(_) | Self::Thaw { .. } => None,
+            Self::RailFence { ch, .. } | Self::RailProbe { ch, .. } => Some(*ch),
+            Self::Act(_) | Self::Fault(_) | Self::RailFault(_) | Self::Thaw { .. } => None,
         }
     }
+}
+
+/// What carries one queue pair.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Line {
+    pub(super) ordered: bool,
+    /// A work request completes when it has been handed off (iWARP), not when it has been executed.
+    pub(super) early_completion: bool,
+    pub(super) latency: u64,
 }
 
 /// Delays of a wire, in microseconds.
 #[derive(Debug, Clone)]
 pub(super) struct Timing {
-    pub(super) ordered: bool,
-    /// A work request completes when it has been handed off (iWARP), not when it has been executed.
-    pub(super) early_completion: bool,
-    pub(super) latency: u64,
+    /// By queue pair.
+    pub(super) lines: Vec<Line>,
     /// A queue pair that is so many times slower than the others.
     pub(super) slow: (usize, u64),
 }
 
 impl Timing {
     pub(super) fn new(cfg: &Config, rng: &mut Rng) -> Self {
-        Self {
-            ordered: cfg.rails[0].ordered,
-            early_completion: cfg.rails[0].notify == Notify::Send && rng.one_in(2),
+        let rail = &cfg.rails[0];
+        let line = Line {
+            ordered: rail.ordered,
+            early_completion: rail.notify == Notify::Send && rng.one_in(2),
             latency: rng.pick(&[1, 20, 200, 1000]),
+        };
+        Self {
+            lines: vec![line; rail.qps],
             slow: (rng.below(cfg.qps() as u64) as usize, rng.pick(&[1, 1, 4])),
         }
     }
@@ -121,7 +156,7 @@ impl Timing {
     pub(super) fn delay(&self, qp: usize, rng: &mut Rng) -> u64 {
         let slow = if rng.one_in(20) { 10 } else { 1 };
         let rail = if qp == self.slow.0 { self.slow.1 } else { 1 };
-        rng.below(self.latency * slow * rail) + 1
+        rng.below(self.lines[qp].latency * slow * rail) + 1
     }
 }
 
@@ -141,6 +176,11 @@ pub(super) struct Queue {
     pub(super) dead: bool,
     /// A work request has failed: all that follow are flushed.
     pub(super) failed: bool,
+    /// It is destroyed with its rail, and counts the queue pairs that were in its place.
+    pub(super) gone: bool,
+    pub(super) generation: u32,
+    /// In shared memory: the owner has said that its sources may be used again.
+    pub(super) closed: bool,
     /// The peer has to be the first to send.
     pub(super) listens: bool,
     /// In shared memory: what the peer has yet to take, and whether it copies for an earlier one.
@@ -162,7 +202,8 @@ impl Queue {
 pub(super) struct Posted<'a> {
     pub(super) depth: usize,
     pub(super) max_control: usize,
-    pub(super) max_write: u32,
+    /// By queue pair.
+    pub(super) max_write: Vec<u32>,
     pub(super) queues: &'a mut [Queue],
     pub(super) posted: Vec<(usize, Op, Token)>,
 }
@@ -170,6 +211,8 @@ pub(super) struct Posted<'a> {
 impl Posted<'_> {
     fn push(&mut self, qp: usize, op: Op, token: Token) {
         assert!(self.room(qp) > 0, "r4: the send queue overflows");
+        assert!(!self.queues[qp].gone, "k10: posted on queue pair {qp}, which is destroyed");
+        super::rails::assert_of(qp, token);
         assert!(!self.queues[qp].listens, "b5: the passive side is the first to send on queue pair {qp}");
         self.queues[qp].outstanding.push(token);
         self.posted.push((qp, op, token));
@@ -182,7 +225,7 @@ impl Sink for Posted<'_> {
     }
 
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
-        assert!(piece.len <= self.max_write, "k8: a WRITE of {} bytes", piece.len);
+        assert!(piece.len <= self.max_write[qp], "k8: a WRITE of {} bytes", piece.len);
         self.push(qp, Op::Write { piece: *piece, imm }, token);
     }
 

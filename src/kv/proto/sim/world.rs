@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::super::{Connection, Ledger};
+use super::super::{Connection, Ledger, Opening};
 use super::model::{Life, Model};
+use super::rails;
 use super::setup::{self, Channel, End, epoch};
 use super::shared;
 use super::summary::Summary;
@@ -38,6 +39,8 @@ const STEPS: u64 = 2_000_000;
 pub(super) const AMPLE: u64 = 60_000_000;
 /// The first number of a fault; users' moves are below.
 pub(super) const FIRST_FAULT: u32 = 1000;
+/// The first number of a rail's fault.
+pub(super) const FIRST_RAIL_FAULT: u32 = 1050;
 
 impl World {
     pub(super) fn new(script: &Script) -> Self {
@@ -46,6 +49,7 @@ impl World {
         for (channel, shared) in channels.iter_mut().zip(shared::draw(script)) {
             channel.shared = shared;
         }
+        let rail_faults = rails::draw(script, &mut channels);
         let mut world = Self {
             script: script.clone(),
             start: Instant::now(),
@@ -71,6 +75,15 @@ impl World {
         for n in 0..faults {
             let when = world.rng.below(60_000);
             world.at(when, Happening::Fault(FIRST_FAULT + n));
+        }
+        if world.channels[0].has_rails() {
+            world.summary.with_rails = 1;
+            let mut rng = Rng::nth(script.seed, FIRST_RAIL_FAULT.into());
+            let most = rng.pick(&[200, 5000, 60_000]);
+            for n in 0..rail_faults {
+                let when = rng.below(most);
+                world.at(when, Happening::RailFault(FIRST_RAIL_FAULT + n));
+            }
         }
         world
     }
@@ -121,8 +134,10 @@ impl World {
         channel.connected_at = self.now;
         channel.closing = false;
         channel.lives = lives;
+        channel.health.fill(rails::Health::default());
         for side in 0..2 {
             let cfg = channel.config(side, dials);
+            channel.listens[side] = cfg.rails[0].opening == Opening::Listen;
             let queues = channel.new_queues(&cfg);
             let s = &mut channel.sides[side];
             let ledger = s.ledger.take();
@@ -189,9 +204,10 @@ impl World {
             Happening::Execute(wr) if self.channels[wr.ch].shared.is_some() => self.enter_ring(wr),
             Happening::Execute(wr) => self.execute(wr),
             Happening::Copy(wr) => self.copy(wr),
-            Happening::Show { ch, side, item, incarnation } => {
+            Happening::Show { ch, side, item, incarnation, generation } => {
                 let channel = &self.channels[ch];
-                if incarnation == channel.incarnation && !channel.sides[side].fenced {
+                let is_now = incarnation == channel.incarnation && !channel.sides[side].fenced;
+                if is_now && !self.is_stale(ch, side, &item, generation) {
                     self.show(ch, side, item);
                 }
             }
@@ -212,6 +228,18 @@ impl World {
                     let mut rng = Rng::nth(self.script.seed, n.into());
                     self.fault(&mut rng);
                 }
+            }
+            Happening::RailFault(n) => {
+                if !self.script.without.contains(&n) {
+                    let mut rng = Rng::nth(self.script.seed, n.into());
+                    self.rail_fault(n, &mut rng);
+                }
+            }
+            Happening::RailFence { ch, side, rail, incarnation } => {
+                self.rail_fence(ch, side, rail, incarnation)
+            }
+            Happening::RailProbe { ch, side, rail, incarnation } => {
+                self.rail_probe(ch, side, rail, incarnation)
             }
             Happening::Thaw { ep, life } => self.thaw(ep, life),
             Happening::Fence { ch, side, incarnation } => self.fence(ch, side, incarnation),

@@ -14,7 +14,7 @@ fn k4_blocks_stay_in_quarantine_until_nothing_can_arrive() {
         p.conns[0].abort(id, p.now);
         assert_eq!(
             p.events(0),
-            [Event::Done { id, outcome: Outcome::NotDelivered(Reason::Cancelled), wrs: 0 }]
+            [Event::Done { id, outcome: Outcome::NotDelivered(Reason::Cancelled), wrs: 0, attempts: 1 }]
         );
         // The ABORT goes ahead; the receiver hears of it at once.
         let abort = p.transmit(0);
@@ -147,7 +147,12 @@ fn k5_a_deadline_gives_the_buffers_back_even_if_the_device_does_not() {
         }
         events.extend(p.events(0));
     }
-    assert!(events.contains(&Event::Done { id, outcome: Outcome::NotDelivered(Reason::Deadline), wrs: 0 }));
+    assert!(events.contains(&Event::Done {
+        id,
+        outcome: Outcome::NotDelivered(Reason::Deadline),
+        wrs: 0,
+        attempts: 1
+    }));
     assert!(!events.contains(&Event::Released { id }));
     assert_eq!(p.now - t0, Duration::from_millis(1200), "the deadline and the grace");
     // The caller kills the queue pairs; the flushes give the sources back.

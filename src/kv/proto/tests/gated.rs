@@ -4,12 +4,12 @@ use super::*;
 
 fn gated(p: &mut Pair, grant: GrantRef, bytes: u64) -> TransferId {
     let deadline = p.now + Duration::from_secs(1);
-    let request = WriteRequest { grant, plan: plan(bytes), tag: 5, deadline };
+    let request = WriteRequest { grant, plan: plan(p.cfg.rails.len(), bytes), tag: 5, deadline };
     p.conns[0].write_gated(request, p.now).expect("fresh")
 }
 
 fn not_delivered(id: TransferId, reason: Reason) -> [Event; 2] {
-    [Event::Done { id, outcome: Outcome::NotDelivered(reason), wrs: 0 }, Event::Released { id }]
+    [Event::Done { id, outcome: Outcome::NotDelivered(reason), wrs: 0, attempts: 1 }, Event::Released { id }]
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn k1_a_small_write_is_two_work_requests_and_one_confirmation() {
     let back = p.transmit(1);
     assert_eq!(back.len(), 1);
     p.pass(1, &back[0]);
-    assert_eq!(p.events(0), [Event::Done { id, outcome: Outcome::Landed, wrs: 0 }]);
+    assert_eq!(p.events(0), [Event::Done { id, outcome: Outcome::Landed, wrs: 0, attempts: 1 }]);
     assert_eq!(p.settle(), 0, "and then there is silence");
     assert_eq!(p.conns[0].stats().landed, 1);
 }

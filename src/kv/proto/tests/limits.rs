@@ -100,7 +100,7 @@ fn k6_a_cancelled_write_has_used_its_grant_and_frees_it() {
     let id = p.write(g, 4096).expect("fresh");
     p.conns[0].abort(id, p.now);
     let want = [
-        Event::Done { id, outcome: Outcome::NotDelivered(Reason::Cancelled), wrs: 0 },
+        Event::Done { id, outcome: Outcome::NotDelivered(Reason::Cancelled), wrs: 0, attempts: 1 },
         Event::Released { id },
     ];
     assert_eq!(p.events(0), want, "at once: nothing was posted");

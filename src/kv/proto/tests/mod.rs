@@ -6,6 +6,7 @@ mod landing;
 mod limits;
 mod mapped;
 mod opening;
+mod rails;
 
 use super::*;
 use crate::kv::layout::Layout;
@@ -186,7 +187,8 @@ impl Pair {
 
     fn write(&mut self, grant: GrantRef, bytes: u64) -> Result<TransferId, Refused> {
         let deadline = self.now + Duration::from_secs(1);
-        self.conns[0].write(WriteRequest { grant, plan: plan(bytes), tag: 5, deadline }, self.now)
+        let plan = plan(self.cfg.rails.len(), bytes);
+        self.conns[0].write(WriteRequest { grant, plan, tag: 5, deadline }, self.now)
     }
 
     fn advance(&mut self, by: Duration) {
@@ -205,11 +207,14 @@ impl Pair {
     }
 }
 
-/// A plan of `bytes` bytes in one run.
-fn plan(bytes: u64) -> Plan {
+/// A plan of `bytes` bytes in one run, for so many rails.
+fn plan(rails: usize, bytes: u64) -> Plan {
     let layout = Layout::contiguous(1, 1 << 16, 4096).expect("valid");
-    let seams =
-        |addr, key| PoolSeams::from(Seams::new(vec![Part { addr, len: 1 << 28, key }]).expect("valid"));
+    let seams = |addr, key| {
+        let one =
+            |rail: u32| Seams::new(vec![Part { addr, len: 1 << 28, key: key + 10 * rail }]).expect("valid");
+        PoolSeams::new((0..rails as u32).map(one).collect())
+    };
     let mut b = PlanBuilder::new((&layout, &seams(0, 1)), (&layout, &seams(1 << 40, 2))).expect("alike");
     b.push(0, 0, (bytes / 4096) as u32).expect("in range");
     b.build().expect("small")
