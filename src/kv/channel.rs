@@ -220,7 +220,8 @@ impl KvChannel {
     }
 
     /// The next arrival, or the end of one that will not come. Any number of tasks may wait; each arrival goes to one.
-    /// Arrivals wait in memory until they are taken, also after the channel has ended.
+    /// Arrivals wait in memory until they are taken, also after the channel has ended. Grants by layer
+    /// ([`LayerArrivals`](super::LayerArrivals)) and in parts ([`Gather`](super::Gather)) tell of theirs by themselves.
     ///
     /// # Errors
     /// [`ArrivalError::Aborted`] ends one granted transfer, and the next call goes on with the others.

@@ -140,10 +140,17 @@ impl LayersNotLanded {
     }
 }
 
-/// Layers to push: one, or a range.
-pub trait LayerSet {
+/// Layers to push: one (`u32`), or a range (`Range<u32>`).
+pub trait LayerSet: sealed::Sealed {
     /// The layers.
     fn layers(self) -> Range<u32>;
+}
+
+mod sealed {
+    /// Only the two types below are sets of layers.
+    pub trait Sealed {}
+    impl Sealed for u32 {}
+    impl Sealed for std::ops::Range<u32> {}
 }
 
 impl LayerSet for u32 {
