@@ -221,6 +221,38 @@ fn k1_three_whole_requests_in_shared_memory_under_every_profile() {
     });
 }
 
+/// Each request once more, layer by layer: verified as the others are, with the tail behind the last layer.
+#[test]
+fn k1_layers_are_streamed_as_they_are_made() {
+    block_on(async {
+        for (profile, transport) in PROFILES.into_iter().flat_map(|p| TRANSPORTS.map(|t| (p, t))) {
+            let seen = report(kv_stream(&format!(
+                "--transport {transport} --profile {profile} --requests 2 --tokens 256 --layers 9 --page 16 --run 4 --layerwise"
+            )))
+            .await;
+            assert_eq!((&seen["verified"], &seen["requests"]), (&true.into(), &2.into()), "{seen}");
+            let layerwise = &seen["layerwise"];
+            for (field, value) in [("requests", 2), ("layers", 9), ("landed_bytes", 2u64 * 9 * 256 * 1152)] {
+                assert_eq!(layerwise[field], value, "{field} of {seen}");
+            }
+            let time =
+                |field: &str| layerwise[field].as_f64().unwrap_or_else(|| panic!("no {field} in {seen}"));
+            assert_eq!(time("layer_time_s"), 0.001);
+            // Nine ticks of the timer, and then the tail.
+            assert!(time("by_layer_s") >= 0.009 && time("tail_s") <= time("by_layer_s"), "{seen}");
+            assert!(time("tail_s") > 0.0 && time("tail_s") <= time("longest_tail_s"), "{seen}");
+            assert!(time("layer_s") > 0.0 && time("at_once_s") > 0.0, "{seen}");
+        }
+        let people = output(kv_stream("--tokens 64 --layerwise --layer-time 100")).await;
+        let said = text(&people.stdout);
+        assert!(
+            said.contains("by layer: 27 layers, one every 0.100 ms") && said.contains("at once"),
+            "{said}"
+        );
+        complains(kv_stream("--layerwise --file /dev/null"), "has no layers").await;
+    });
+}
+
 /// By itself a stream within one host is in shared memory, and says why; two sides that have no transport in common do not begin.
 #[test]
 fn k9_the_transport_is_chosen_reported_and_refused() {

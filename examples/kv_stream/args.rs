@@ -35,6 +35,8 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
   --seed N               seed of data and placement                      [random]
   --file PATH            stream this file instead, and compare SHA-256 at the far end
                          (with --listen: where to store it; /dev/null discards)
+  --layerwise            write each request once more, layer by layer as a timer makes them, and report the tail
+  --layer-time MICROS    time in which a layer is made                   [1000]
   --read [WAY]           the decode side pulls instead: it reads what the prefill side grants it. WAY is auto, rdma,
                          remote-write or measured                        [auto]
   --deadline SECONDS     deadline of a write or read                     [60]
@@ -93,6 +95,8 @@ pub(crate) struct Args {
     pub(crate) file: Option<PathBuf>,
     /// The decode side reads, in this way.
     pub(crate) read: Option<Pull>,
+    pub(crate) layerwise: bool,
+    pub(crate) layer_time: Duration,
     pub(crate) deadline: Duration,
     pub(crate) json: bool,
     pub(crate) quiet: bool,
@@ -118,6 +122,8 @@ impl Default for Args {
             seed: None,
             file: None,
             read: None,
+            layerwise: false,
+            layer_time: Duration::from_millis(1),
             deadline: Duration::from_secs(60),
             json: false,
             quiet: false,
@@ -176,19 +182,25 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             "--run" => a.run = number(&flag, &value()?, 1, 1 << 24)? as u32,
             "--seed" => a.seed = Some(number(&flag, &value()?, 0, u64::MAX)?),
             "--file" => a.file = Some(value()?.into()),
+            "--layerwise" => a.layerwise = true,
+            "--layer-time" => a.layer_time = Duration::from_micros(number(&flag, &value()?, 1, 60_000_000)?),
             "--deadline" => a.deadline = Duration::from_secs(number(&flag, &value()?, 1, 86_400)?),
             "--json" => a.json = true,
             "--quiet" => a.quiet = true,
             "--child" => a.child = true,
             _ => return Err(format!("unknown argument {flag:?}; see --help")),
         }
-        if inline.is_some() && matches!(flag.as_str(), "--json" | "--quiet" | "--child" | "--strict-rails") {
+        let bare = ["--json", "--quiet", "--child", "--strict-rails", "--layerwise"];
+        if inline.is_some() && bare.contains(&flag.as_str()) {
             return Err(format!("{flag} takes no value"));
         }
     }
     a.device.check()?;
     if a.read.is_some() && a.file.is_some() {
         return Err("--read and --file: a file is pushed; leave one of them out".to_owned());
+    }
+    if a.layerwise && (a.file.is_some() || a.read.is_some()) {
+        return Err("--layerwise: a file has no layers, and layers are pushed; leave --file and --read out".to_owned());
     }
     if a.tokens % a.page != 0 {
         return Err(format!(

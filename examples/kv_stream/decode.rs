@@ -8,7 +8,7 @@ use landfall::kv::{Blocks, Grant, KvChannel, ReadRequest, ReadStrategy};
 use crate::args::{Args, Pull};
 use crate::prefill::{hear, say, unexpected};
 use crate::report::Pulled;
-use crate::{Error, Message, data, file};
+use crate::{Error, Message, data, file, layerwise};
 
 pub(crate) async fn serve(
     args: &Args,
@@ -47,6 +47,13 @@ pub(crate) async fn serve(
                 landed_bytes += pulled.bytes;
                 say(&channel, &Message::Pulled { index, pulled }).await?;
                 let (wrong, first) = verify(args, seed, index, &blocks).await?;
+                all_right &= wrong == 0;
+                say(&channel, &Message::Verified { index, wrong, first }).await?;
+            }
+            Message::LayerRequest { index, blocks, seed } => {
+                let (bytes, wrong, first) = layerwise::receive(args, &channel, (index, blocks, seed)).await?;
+                arrivals += 1;
+                landed_bytes += bytes;
                 all_right &= wrong == 0;
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
             }

@@ -10,6 +10,7 @@ mod common;
 mod data;
 mod decode;
 mod file;
+mod layerwise;
 mod prefill;
 mod report;
 
@@ -30,6 +31,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Message {
     /// Prefill → decode: request `index` of the stream wants blocks, and writes `bytes` that count to them.
     Request { index: u32, blocks: u32, seed: u64, bytes: u64 },
+    /// Prefill → decode: the same, to be written layer by layer.
+    LayerRequest { index: u32, blocks: u32, seed: u64 },
     /// Decode → prefill: here they are.
     Granted { grant: landfall::kv::Grant },
     /// Prefill → decode: request `index` of the stream can be read, in this way and in so many seconds.

@@ -8,7 +8,7 @@ use landfall::kv::{Blocks, KvChannel, KvEndpoint, KvPool, Landed, WriteRequest};
 
 use crate::args::{Args, Pull};
 use crate::report::{Progress, Report};
-use crate::{Error, Message, data, file};
+use crate::{Error, Message, data, file, layerwise};
 
 pub(crate) async fn stream(
     args: &Args,
@@ -59,15 +59,29 @@ async fn synthetic(
         let (source, _) = data::placement(seed, index, pages, args.run);
         let mut blocks = pool.claim(&source)?;
         fill(args, seed, index, &mut blocks).await?;
-        match args.read {
-            Some(way) => lend(args, channel, report, (index, seed, way), blocks).await?,
+        let landed = match args.read {
+            Some(way) => {
+                lend(args, channel, report, (index, seed, way), blocks).await?;
+                None
+            }
             None => {
                 let request = Message::Request { index, blocks: pages, seed, bytes };
-                write(args, channel, report, request, blocks).await?;
+                Some(write(args, channel, report, request, blocks).await?)
             }
-        }
+        };
         progress.add(bytes);
         verdict(channel, report, index).await?;
+        if let Some(landed) = landed.filter(|_| args.layerwise) {
+            report.layerwise.get_or_insert_default().at_once(landed.landed);
+            // Of other content, in other places.
+            let index = args.requests + index;
+            let (source, _) = data::placement(seed, index, pages, args.run);
+            let mut blocks = pool.claim(&source)?;
+            fill(args, seed, index, &mut blocks).await?;
+            let request = Message::LayerRequest { index, blocks: pages, seed };
+            layerwise::write(args, channel, report, request, blocks).await?;
+            verdict(channel, report, index).await?;
+        }
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::args::Args;
+use crate::layerwise::Layerwise;
 
 /// One request that the decode side has read.
 #[derive(Debug, Serialize, Deserialize)]
@@ -36,6 +37,8 @@ pub(crate) struct Report {
     sha256: Option<String>,
     /// How the last request was read, why, and how many READs were in flight at most.
     read: Option<(String, String, u32)>,
+    /// With `--layerwise`.
+    pub(crate) layerwise: Option<Layerwise>,
 }
 
 impl Report {
@@ -54,6 +57,7 @@ impl Report {
             agreed: false,
             sha256: None,
             read: None,
+            layerwise: None,
         }
     }
 
@@ -86,7 +90,9 @@ impl Report {
     }
 
     pub(crate) fn finish(&mut self, same_digest: bool, arrivals: u64, bytes: u64, sha256: Option<String>) {
-        self.agreed = same_digest && arrivals == self.requests && bytes == self.landed_bytes;
+        let (more, more_bytes) = self.layerwise.as_ref().map_or((0, 0), |l| (l.requests, l.bytes));
+        let counted = arrivals == self.requests + more && bytes == self.landed_bytes + more_bytes;
+        self.agreed = same_digest && counted;
         self.sha256 = sha256;
     }
 
@@ -97,7 +103,7 @@ impl Report {
 
     pub(crate) async fn print(&self, args: &Args, channel: &KvChannel) -> Result<(), Error> {
         let path = channel.verify_path().await;
-        crate::print(&if args.json { self.json(&path) } else { self.text(&path) })
+        crate::print(&if args.json { self.json(args, &path) } else { self.text(args, &path) })
     }
 
     /// Bytes a second, in units of 10⁹, over the time from each call to its landing.
@@ -106,7 +112,7 @@ impl Report {
         if seconds > 0.0 { self.landed_bytes as f64 / seconds / 1e9 } else { 0.0 }
     }
 
-    fn json(&self, path: &PathReport) -> String {
+    fn json(&self, args: &Args, path: &PathReport) -> String {
         let mut object = serde_json::json!({
             "transport": path.transport,
             "transport_reason": path.transport_reason,
@@ -130,10 +136,13 @@ impl Report {
             object["read"] =
                 serde_json::json!({ "method": method, "why": why, "most_in_flight": most_in_flight });
         }
+        if let Some(layerwise) = &self.layerwise {
+            object["layerwise"] = layerwise.json(args.layer_time);
+        }
         format!("{object}\n")
     }
 
-    fn text(&self, path: &PathReport) -> String {
+    fn text(&self, args: &Args, path: &PathReport) -> String {
         let mut text = format!(
             "{} requests, {} descriptors in {} work requests, {} bytes\n\
              local completion {:.3} s, landed {:.3} s, {:.2} GB/s\n\
@@ -160,6 +169,9 @@ impl Report {
         }
         if let Some((method, why, most)) = &self.read {
             text += &format!("read by {method}: {why}; {most} in flight at most\n");
+        }
+        if let Some(layerwise) = &self.layerwise {
+            text += &layerwise.text(args.layer_time);
         }
         text += &match (self.is_verified(), &self.first_wrong) {
             (true, _) => "verified: every block landed in its place\n".to_owned(),

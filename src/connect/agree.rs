@@ -79,7 +79,15 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
         let differ = |field, ours, theirs| {
             if ours == theirs { Ok(()) } else { Err(Reject::Layout { field, ours, theirs }) }
         };
-        differ(LayoutField::BlockBytes, o.block_bytes, t.block_bytes)?;
+        match (&o.shape, &t.shape) {
+            // Where both say what is in a block, one is mapped to the other; what a head is must be the same.
+            (Some(o), Some(t)) => {
+                differ(LayoutField::Planes, o.planes.into(), t.planes.into())?;
+                differ(LayoutField::HeadBytes, o.head_bytes.into(), t.head_bytes.into())?;
+                differ(LayoutField::Heads, o.total_heads.into(), t.total_heads.into())?;
+            }
+            _ => differ(LayoutField::BlockBytes, o.block_bytes, t.block_bytes)?,
+        }
         differ(LayoutField::Layers, o.layers.into(), t.layers.into())?;
         if o.dtype != t.dtype {
             return Err(Reject::Dtype { ours: o.dtype.clone(), theirs: t.dtype.clone() });
@@ -155,8 +163,8 @@ fn agree_rail(ours: &HelloRail, theirs: &HelloRail) -> Result<AgreedRail, Reject
 
 #[cfg(test)]
 mod tests {
-    use super::super::hello::NotifyModes;
-    use super::super::hello::tests::sample;
+    use super::super::hello::tests::{sample, shaped};
+    use super::super::hello::{HelloShape, NotifyModes};
     use super::*;
 
     /// Both sides come to the same answer.
@@ -181,7 +189,8 @@ mod tests {
     #[test]
     fn b1_layouts_that_differ_are_refused_naming_both_values() {
         let ours = sample();
-        let mut theirs = sample();
+        // CASES 16: where only one side says what is in its blocks, their size decides.
+        let mut theirs = shaped();
         theirs.layout.as_mut().unwrap().block_bytes = 16384;
         let r = agree(&ours, &theirs).unwrap_err();
         assert_eq!(r, Reject::Layout { field: LayoutField::BlockBytes, ours: 1152, theirs: 16384 });
@@ -197,6 +206,27 @@ mod tests {
         let l = theirs.layout.as_mut().unwrap();
         (l.blocks, l.block_stride, l.layer_stride) = (7, 4096, 1 << 20);
         assert!(agree(&ours, &theirs).is_ok());
+    }
+
+    #[test]
+    fn b1_pools_that_say_what_is_in_their_blocks_must_agree_on_the_model_only() {
+        let ours = shaped();
+        let mut theirs = shaped();
+        let l = theirs.layout.as_mut().unwrap();
+        l.block_bytes = 16384;
+        let shape = l.shape.as_mut().unwrap();
+        (shape.tokens, shape.first_head, shape.heads, shape.token_stride) = (64, 0, 2, 100);
+        assert!(agree(&ours, &theirs).is_ok());
+        for (field, ours_value, change) in [
+            (LayoutField::Planes, 2, (|s| s.planes = 1) as fn(&mut HelloShape)),
+            (LayoutField::HeadBytes, 9, |s| s.head_bytes = 1),
+            (LayoutField::Heads, 8, |s| s.total_heads = 1),
+        ] {
+            let mut other = theirs.clone();
+            change(other.layout.as_mut().unwrap().shape.as_mut().unwrap());
+            let refused = agree(&ours, &other).unwrap_err();
+            assert_eq!(refused, Reject::Layout { field, ours: ours_value, theirs: 1 });
+        }
     }
 
     #[test]

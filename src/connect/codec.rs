@@ -7,7 +7,7 @@
 use super::codec_rail::{
     RailFields, put_device, put_limits, put_others, put_path, put_qps, put_regions, rail, tag as rail_tag,
 };
-use super::hello::{Hello, HelloError, HelloLayout, MAX_DTYPE, MAX_NAME, printable};
+use super::hello::{Hello, HelloError, HelloLayout, HelloShape, MAX_DTYPE, MAX_NAME, printable};
 use super::rail::{MAX_RAILS, Others};
 use crate::wire::{Reader, Writer};
 
@@ -20,6 +20,7 @@ mod tag {
     pub(super) const CM_PORT: u16 = 12;
     /// What peers may do with the regions: 1 to write, 2 to read. To write where nothing is said.
     pub(super) const ACCESS: u16 = 18;
+    pub(super) const SHAPE: u16 = 20;
 }
 
 impl Hello {
@@ -55,6 +56,12 @@ impl Hello {
                 // The name is preceded by its length: fields of a later version may follow.
                 w.u16(l.dtype.len() as u16).raw(l.dtype.as_bytes());
             });
+            if let Some(s) = &l.shape {
+                w.field(tag::SHAPE, |w| {
+                    w.u32(s.planes).u32(s.tokens).u32(s.first_head).u32(s.heads).u32(s.total_heads);
+                    w.u32(s.head_bytes).u64(s.plane_stride).u64(s.token_stride).u64(s.head_stride);
+                });
+            }
         }
         put_regions(&mut w, &self.regions);
         for id in &self.dead {
@@ -71,8 +78,9 @@ impl Hello {
 
     /// Decodes the fields of a frame whose header carried `epoch`.
     pub(crate) fn decode(epoch: u64, body: &[u8]) -> Result<Self, HelloError> {
-        let (mut name, mut connection_id, mut cm_port, mut layout, mut auth) = (None, None, None, None, None);
-        let mut access = None;
+        let (mut name, mut connection_id, mut cm_port, mut auth) = (None, None, None, None);
+        let (mut access, mut shape) = (None, None);
+        let mut layout: Option<HelloLayout> = None;
         let (mut own, mut place, mut rails, mut dead) = (RailFields::default(), None, Vec::new(), Vec::new());
 
         let mut r = Reader::new(body, "hello");
@@ -86,6 +94,7 @@ impl Hello {
                 tag::CM_PORT => once(&mut cm_port, "connection manager's port", f.u16()?)?,
                 tag::ACCESS => once(&mut access, "access", f.u8()?)?,
                 tag::LAYOUT => once(&mut layout, "layout", layout_of(&mut f)?)?,
+                tag::SHAPE => once(&mut shape, "shape", shape_of(&mut f)?)?,
                 tag::DEAD => dead.push(f.u64()?),
                 tag::AUTH => once(&mut auth, "authentication", f.take(f.remaining())?.to_vec())?,
                 rail_tag::PLACE => once(&mut place, "place among the rails", (f.u8()?, f.u8()?))?,
@@ -96,6 +105,9 @@ impl Hello {
         }
         let (own, max_control) = own.finish()?;
         let access = access.unwrap_or(1);
+        if shape.is_some() {
+            layout.as_mut().ok_or(HelloError::Missing("layout"))?.shape = shape;
+        }
         let hello = Self {
             epoch,
             name: name.ok_or(HelloError::Missing("name"))?,
@@ -146,12 +158,26 @@ fn layout_of(f: &mut Reader<'_>) -> Result<HelloLayout, HelloError> {
     let (block_bytes, layer_stride, block_stride) = (f.u64()?, f.u64()?, f.u64()?);
     let len = usize::from(f.u16()?);
     let dtype = text(&mut Reader::new(f.take(len)?, "hello"), MAX_DTYPE, "dtype")?;
-    Ok(HelloLayout { layers, blocks, block_bytes, layer_stride, block_stride, dtype })
+    Ok(HelloLayout { layers, blocks, block_bytes, layer_stride, block_stride, dtype, shape: None })
+}
+
+fn shape_of(f: &mut Reader<'_>) -> Result<HelloShape, HelloError> {
+    Ok(HelloShape {
+        planes: f.u32()?,
+        tokens: f.u32()?,
+        first_head: f.u32()?,
+        heads: f.u32()?,
+        total_heads: f.u32()?,
+        head_bytes: f.u32()?,
+        plane_stride: f.u64()?,
+        token_stride: f.u64()?,
+        head_stride: f.u64()?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::hello::tests::sample;
+    use super::super::hello::tests::{sample, shaped};
     use super::*;
     use crate::provider::QpAddress;
 
@@ -164,7 +190,9 @@ mod tests {
     #[test]
     fn b1_a_hello_round_trips() {
         let full = sample();
-        assert_eq!(Hello::decode(full.epoch, &encoded(&full)).unwrap(), full);
+        for hello in [&full, &shaped()] {
+            assert_eq!(Hello::decode(hello.epoch, &encoded(hello)).unwrap(), *hello);
+        }
         let bare = Hello {
             cm_port: 0,
             layout: None,
@@ -181,7 +209,7 @@ mod tests {
 
     #[test]
     fn b1_unknown_trailing_fields_and_bytes_are_ignored() {
-        let h = sample();
+        let h = shaped();
         let mut v = encoded(&h);
         Writer(&mut v).field(9999, |w| {
             w.raw(b"from the future");
@@ -201,6 +229,7 @@ mod tests {
                         | rail_tag::CAPS
                         | rail_tag::PLACE
                         | tag::LAYOUT
+                        | tag::SHAPE
                         | tag::CM_PORT
                 ) {
                     w.u32(77);

@@ -63,6 +63,23 @@ pub(crate) struct HelloLayout {
     pub(crate) layer_stride: u64,
     pub(crate) block_stride: u64,
     pub(crate) dtype: String,
+    /// What is in a block, where its owner says so.
+    pub(crate) shape: Option<HelloShape>,
+}
+
+/// What is in a block: planes × tokens × heads, at strides in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HelloShape {
+    pub(crate) planes: u32,
+    pub(crate) tokens: u32,
+    pub(crate) first_head: u32,
+    pub(crate) heads: u32,
+    /// Heads of the model.
+    pub(crate) total_heads: u32,
+    pub(crate) head_bytes: u32,
+    pub(crate) plane_stride: u64,
+    pub(crate) token_stride: u64,
+    pub(crate) head_stride: u64,
 }
 
 /// One piece of the registered memory of a pool, in the order of the pool's bytes.
@@ -222,6 +239,7 @@ pub(super) mod tests {
                 layer_stride: 8192 * 1152,
                 block_stride: 1152,
                 dtype: "bf16".into(),
+                shape: None,
             }),
             regions: vec![
                 HelloRegion { addr: 0x7f00_0000_0000, len: 1 << 30, rkey: 9 },
@@ -233,5 +251,22 @@ pub(super) mod tests {
             dead: vec![1, 2, 3],
             auth: b"token".to_vec(),
         }
+    }
+
+    /// One that says what is in a block of [`sample`].
+    pub(crate) fn shaped() -> Hello {
+        let mut hello = sample();
+        hello.layout.as_mut().unwrap().shape = Some(HelloShape {
+            planes: 2,
+            tokens: 16,
+            first_head: 4,
+            heads: 4,
+            total_heads: 8,
+            head_bytes: 9,
+            plane_stride: 576,
+            token_stride: 36,
+            head_stride: 9,
+        });
+        hello
     }
 }

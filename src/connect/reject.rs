@@ -13,6 +13,10 @@ const MAX_TEXT: usize = 256;
 pub(crate) enum LayoutField {
     Layers,
     BlockBytes,
+    Planes,
+    HeadBytes,
+    /// Of the model.
+    Heads,
     /// One that a later version knows.
     Other(u16),
 }
@@ -22,6 +26,9 @@ impl LayoutField {
         match self {
             Self::Layers => 1,
             Self::BlockBytes => 2,
+            Self::Planes => 3,
+            Self::HeadBytes => 4,
+            Self::Heads => 5,
             Self::Other(c) => c,
         }
     }
@@ -30,6 +37,9 @@ impl LayoutField {
         match code {
             1 => Self::Layers,
             2 => Self::BlockBytes,
+            3 => Self::Planes,
+            4 => Self::HeadBytes,
+            5 => Self::Heads,
             c => Self::Other(c),
         }
     }
@@ -38,6 +48,9 @@ impl LayoutField {
         match self {
             Self::Layers => "the number of layers",
             Self::BlockBytes => "the block size in bytes",
+            Self::Planes => "the number of planes in a block's shape",
+            Self::HeadBytes => "the bytes of a head in a block's shape",
+            Self::Heads => "the number of the model's heads in a block's shape",
             Self::Other(_) => "the layout",
         }
     }
@@ -268,6 +281,9 @@ mod tests {
     fn every() -> Vec<Reject> {
         vec![
             Reject::Layout { field: LayoutField::BlockBytes, ours: 32768, theirs: 16384 },
+            Reject::Layout { field: LayoutField::Planes, ours: 1, theirs: 2 },
+            Reject::Layout { field: LayoutField::HeadBytes, ours: 256, theirs: 128 },
+            Reject::Layout { field: LayoutField::Heads, ours: 8, theirs: 4 },
             Reject::Layout { field: LayoutField::Other(99), ours: 1, theirs: 2 },
             Reject::Dtype { ours: "bf16".into(), theirs: "fp8".into() },
             Reject::Transport { ours: "soft-shm".into(), theirs: "soft-tcp".into() },

@@ -3,6 +3,8 @@
 //! - [`landing`]: what `Landed` says, the three outcomes of a write, deadlines, reconnecting and resolving.
 //! - [`grants`]: who owns a block and when; pool, claim, grant, arrival; revoking and quarantine.
 //! - [`reading`]: granting data to be read, the two ways of reading it and which is taken, what the owner learns.
+//! - [`layers`]: writes by layer, sent while the next one is computed.
+//! - [`shapes`]: pools whose blocks differ: page sizes, ranks, orders.
 //! - [`errors`]: whose fault an error is, and what to do about it.
 //! - [`tuning`]: what can be chosen, and what each choice costs.
 //! - [`transports`]: devices, profiles and their capabilities.
@@ -17,6 +19,12 @@ pub mod grants {}
 
 #[doc = include_str!("reading.md")]
 pub mod reading {}
+
+#[doc = include_str!("layers.md")]
+pub mod layers {}
+
+#[doc = include_str!("shapes.md")]
+pub mod shapes {}
 
 #[doc = include_str!("errors.md")]
 pub mod errors {}

@@ -70,16 +70,20 @@ impl Blocks {
     /// # Errors
     /// [`PoolError::OutOfRange`].
     pub fn id(&self, position: u32) -> Result<u32, PoolError> {
+        self.run_at(position).map(|(id, _)| id).ok_or(PoolError::OutOfRange {
+            what: "position",
+            index: position.into(),
+            limit: self.len.into(),
+        })
+    }
+
+    /// The block id at a position, and how many neighbours from it on follow in sequence.
+    pub(super) fn run_at(&self, position: u32) -> Option<(u32, u32)> {
         // `ends` is sorted: the first run that ends behind the position holds it.
         let run = self.ends.partition_point(|&end| end <= position);
-        match self.runs.get(run) {
-            Some(&(start, len)) => Ok(start + (position - (self.ends[run] - len))),
-            None => Err(PoolError::OutOfRange {
-                what: "position",
-                index: position.into(),
-                limit: self.len.into(),
-            }),
-        }
+        let &(start, len) = self.runs.get(run)?;
+        let into = position - (self.ends[run] - len);
+        Some((start + into, len - into))
     }
 
     fn locate(&self, layer: u32, position: u32, at: u64, len: u64) -> Result<u64, PoolError> {
@@ -91,6 +95,18 @@ impl Blocks {
     /// # Errors
     /// [`PoolError::OutOfRange`], with nothing copied, when a number is beyond the claim, the layout or the block.
     pub fn copy_in(&mut self, layer: u32, position: u32, at: u64, bytes: &[u8]) -> Result<(), PoolError> {
+        self.copy_into(layer, position, at, bytes)
+    }
+
+    /// [`Blocks::copy_in`] for who knows that nobody else reads these bytes: the memory is exposed, so that a copy that meets
+    /// another is never more than a mixture of both.
+    pub(super) fn copy_into(
+        &self,
+        layer: u32,
+        position: u32,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<(), PoolError> {
         let mut offset = self.locate(layer, position, at, bytes.len() as u64)?;
         let mut rest = bytes;
         while !rest.is_empty() {

@@ -12,10 +12,12 @@ use super::arrival::{Arrival, ArrivalError};
 use super::blocks::Blocks;
 use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
+use super::mapping::{Mapping, MappingError};
 use super::path::{PathFacts, PathReport};
 use super::path_check::PathCheck;
 use super::pool::KvPool;
 use super::proto::{Resolution, TransferId};
+use super::shape::Shape;
 use super::stats::ChannelStats;
 use super::waiting::Place;
 use super::write::{Write, WriteRequest};
@@ -105,6 +107,36 @@ impl KvChannel {
         &self.inner.peer_name
     }
 
+    /// What is in the peer's blocks, where its pool says so.
+    pub fn peer_shape(&self) -> Option<&Shape> {
+        self.inner.driver.peer_layout().shape()
+    }
+
+    /// What goes where when blocks of ours are written to the peer's: for [`WriteRequest::mapped`]. Plan it once and use it for
+    /// every request.
+    ///
+    /// # Errors
+    /// [`MappingError::NoShape`] when one of the pools does not say what is in its blocks, and [`MappingError::NoHeads`] when
+    /// they hold different heads.
+    pub fn mapping_to_peer(&self) -> Result<Mapping, MappingError> {
+        self.mapping(false)
+    }
+
+    /// The same the other way: from the peer's blocks to ours.
+    ///
+    /// # Errors
+    /// As [`mapping_to_peer`](Self::mapping_to_peer).
+    pub fn mapping_from_peer(&self) -> Result<Mapping, MappingError> {
+        self.mapping(true)
+    }
+
+    fn mapping(&self, from_peer: bool) -> Result<Mapping, MappingError> {
+        let (ours, theirs) = (self.pool().layout().shape(), self.peer_shape());
+        let (source, target) = if from_peer { (theirs, ours) } else { (ours, theirs) };
+        let declared = |shape: Option<&Shape>, side| shape.copied().ok_or(MappingError::NoShape { side });
+        Mapping::new(&declared(source, "source")?, &declared(target, "target")?)
+    }
+
     /// Whether two handles are of one channel.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -122,16 +154,24 @@ impl KvChannel {
     /// The blocks come back in the error. [`GrantRefusal`] says why: a pool that is a source only, blocks of another
     /// pool, a channel that has ended.
     pub fn grant(&self, blocks: Blocks) -> Result<Grant, GrantRefused> {
-        if !self.pool().access().peers_write() {
-            return Err(GrantRefused { blocks, why: GrantRefusal::SourceOnly });
-        }
-        if !blocks.pool().same(self.pool()) {
-            return Err(GrantRefused { blocks, why: GrantRefusal::ForeignBlocks });
+        if let Err(why) = self.may_grant(&blocks) {
+            return Err(GrantRefused { blocks, why });
         }
         self.inner
             .driver
             .grant(blocks)
             .map_err(|(closed, blocks)| GrantRefused { blocks, why: GrantRefusal::Closed(closed) })
+    }
+
+    /// Whether blocks of these can be granted on this channel, as far as it is open.
+    pub(super) fn may_grant(&self, blocks: &Blocks) -> Result<(), GrantRefusal> {
+        if !self.pool().access().peers_write() {
+            return Err(GrantRefusal::SourceOnly);
+        }
+        if !blocks.pool().same(self.pool()) {
+            return Err(GrantRefusal::ForeignBlocks);
+        }
+        Ok(())
     }
 
     /// Takes back a grant that this side issued on this channel. Its arrival ends with
@@ -142,7 +182,7 @@ impl KvChannel {
     /// Does nothing for a grant that is used up, and for one of another channel or of the peer.
     pub fn revoke(&self, grant: &Grant) {
         if grant.connection() == self.inner.connection && grant.bound_epoch() == self.inner.peer_epoch {
-            self.inner.driver.revoke(grant.id());
+            self.inner.driver.revoke(grant.ids());
         }
     }
 
@@ -164,7 +204,8 @@ impl KvChannel {
     }
 
     /// The next arrival, or the end of one that will not come. Any number of tasks may wait; each arrival goes to one.
-    /// Arrivals wait in memory until they are taken, also after the channel has ended.
+    /// Arrivals wait in memory until they are taken, also after the channel has ended. Grants by layer
+    /// ([`LayerArrivals`](super::LayerArrivals)) and in parts ([`Gather`](super::Gather)) tell of theirs by themselves.
     ///
     /// # Errors
     /// [`ArrivalError::Aborted`] ends one granted transfer, and the next call goes on with the others.

@@ -5,21 +5,36 @@
 //! memory are not in it: they were exchanged when the channel was connected.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use crate::wire::{self, Reader};
 
-/// What a grant is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+/// What a grant is for. Each is used once, and by the call for its kind only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum GrantKind {
-    /// To be written to ([`KvChannel::grant`](super::KvChannel::grant), [`KvChannel::write`](super::KvChannel::write)).
+    /// One write: [`KvChannel::grant`](super::KvChannel::grant), [`KvChannel::write`](super::KvChannel::write).
     #[default]
     Write,
-    /// To be read ([`KvChannel::grant_read`](super::KvChannel::grant_read), [`KvChannel::read`](super::KvChannel::read)).
+    /// One read: [`KvChannel::grant_read`](super::KvChannel::grant_read), [`KvChannel::read`](super::KvChannel::read).
     Read,
+    /// A write layer by layer, of so many layers: [`KvChannel::write_layers`](super::KvChannel::write_layers). It has as many
+    /// numbers, from its [`id`](Grant::id) on, one for each layer.
+    Layers(u32),
+}
+
+impl GrantKind {
+    /// For errors.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Write => "one write",
+            Self::Read => "one read",
+            Self::Layers(_) => "a write by layer",
+        }
+    }
 }
 
 /// Blocks of its owner's pool, in an order: position `i` of a write goes to the `i`-th block, and of a read comes from it.
@@ -30,11 +45,11 @@ pub enum GrantKind {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Grant {
-    kind: GrantKind,
     owner: u64,
     bound: u64,
     connection: u64,
     id: u64,
+    kind: GrantKind,
     runs: Vec<Run>,
     total: u32,
 }
@@ -86,6 +101,12 @@ pub enum GrantError {
         /// Number of blocks.
         len: u32,
     },
+    /// A kind of grant that this version does not know, or one of no layers.
+    #[error("a grant of unknown kind {kind}; run one landfall version on both sides")]
+    Kind {
+        /// The kind's number.
+        kind: u8,
+    },
     /// A block is in it twice: what lands there would depend on timing.
     #[error("block {block} is granted twice; list every block once")]
     Twice {
@@ -94,10 +115,15 @@ pub enum GrantError {
     },
 }
 
+/// Without a kind: for one write.
 const FORMAT: u8 = 1;
-/// With the kind behind it. A grant to write has the first format, which every version reads.
+/// With the kind behind it. A grant for one write has the first format, which every version reads.
 const FORMAT_KIND: u8 = 2;
-const KIND_READ: u8 = 1;
+
+mod kind {
+    pub(super) const READ: u8 = 1;
+    pub(super) const LAYERS: u8 = 2;
+}
 
 impl Grant {
     /// Grants `blocks` in that order.
@@ -133,12 +159,22 @@ impl Grant {
             return Err(GrantError::Twice { block: w[1].0 });
         }
         let Binding { owner, bound, connection } = binding;
-        Ok(Self { kind: GrantKind::Write, owner, bound, connection, id, runs: out, total })
+        Ok(Self { owner, bound, connection, id, kind: GrantKind::Write, runs: out, total })
     }
 
-    /// The same blocks, for another use.
-    pub(crate) fn of_kind(self, kind: GrantKind) -> Self {
-        Self { kind, ..self }
+    /// The same for another use, if there is such a use: a grant has at least one layer, and 64 bits number them.
+    pub(crate) fn of_kind(mut self, kind: GrantKind) -> Option<Self> {
+        let GrantKind::Layers(layers) = kind else { return Some(self) };
+        if layers == 0 || self.id.checked_add(layers.into()).is_none() {
+            return None;
+        }
+        self.kind = kind;
+        Some(self)
+    }
+
+    /// The number that its issuer gave it.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// What it is for.
@@ -146,9 +182,13 @@ impl Grant {
         self.kind
     }
 
-    /// The number that its issuer gave it.
-    pub fn id(&self) -> u64 {
-        self.id
+    /// The numbers that it has.
+    pub(crate) fn ids(&self) -> Range<u64> {
+        // `of_kind` has checked the sum.
+        match self.kind {
+            GrantKind::Layers(layers) => self.id..self.id + u64::from(layers),
+            _ => self.id..self.id.saturating_add(1),
+        }
     }
 
     /// The epoch of the endpoint that issued it, and whose the blocks are.
@@ -203,7 +243,11 @@ impl Grant {
         let mut out = Vec::with_capacity(32 + self.runs.len() * 4);
         match self.kind {
             GrantKind::Write => out.push(FORMAT),
-            GrantKind::Read => out.extend_from_slice(&[FORMAT_KIND, KIND_READ]),
+            GrantKind::Read => out.extend([FORMAT_KIND, kind::READ]),
+            GrantKind::Layers(layers) => {
+                out.extend([FORMAT_KIND, kind::LAYERS]);
+                out.extend(layers.to_le_bytes());
+            }
         }
         for v in [self.owner, self.bound, self.connection, self.id] {
             out.extend_from_slice(&v.to_le_bytes());
@@ -228,10 +272,11 @@ impl Grant {
         let kind = match format {
             FORMAT => GrantKind::Write,
             FORMAT_KIND => match r.u8().map_err(early_end)? {
-                KIND_READ => GrantKind::Read,
-                _ => return Err(malformed(&r, "an unknown kind of grant")),
+                kind::READ => GrantKind::Read,
+                kind::LAYERS => GrantKind::Layers(r.u32().map_err(early_end)?),
+                kind => return Err(GrantError::Kind { kind }),
             },
-            _ => return Err(GrantError::Version { ours: FORMAT_KIND, theirs: format }),
+            theirs => return Err(GrantError::Version { ours: FORMAT_KIND, theirs }),
         };
         let mut word = || r.u64().map_err(early_end);
         let binding = Binding { owner: word()?, bound: word()?, connection: word()? };
@@ -255,7 +300,7 @@ impl Grant {
         if r.remaining() != 0 {
             return Err(malformed(&r, "bytes after the end"));
         }
-        Ok(Self::from_runs(binding, id, runs)?.of_kind(kind))
+        Self::from_runs(binding, id, runs)?.of_kind(kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
     }
 }
 
@@ -265,6 +310,7 @@ impl fmt::Debug for Grant {
         f.debug_struct("Grant")
             .field("kind", &self.kind)
             .field("id", &self.id)
+            .field("kind", &self.kind)
             .field("blocks", &self.total)
             .field("runs", &self.runs.len())
             .finish_non_exhaustive()
@@ -286,8 +332,8 @@ struct Parts {
 
 impl From<Grant> for Parts {
     fn from(g: Grant) -> Self {
-        let runs = g.runs().collect();
-        Self { kind: g.kind, owner: g.owner, bound: g.bound, connection: g.connection, id: g.id, runs }
+        let Grant { owner, bound, connection, id, kind, .. } = g;
+        Self { owner, bound, connection, id, kind, runs: g.runs().collect() }
     }
 }
 
@@ -296,7 +342,8 @@ impl TryFrom<Parts> for Grant {
 
     fn try_from(p: Parts) -> Result<Self, GrantError> {
         let binding = Binding { owner: p.owner, bound: p.bound, connection: p.connection };
-        Ok(Self::from_runs(binding, p.id, p.runs)?.of_kind(p.kind))
+        let grant = Self::from_runs(binding, p.id, p.runs)?;
+        grant.of_kind(p.kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
     }
 }
 
@@ -370,7 +417,7 @@ mod tests {
     fn k6_bytes_and_serde_round_trip() {
         for blocks in [&[][..], &[0], &[u32::MAX - 1, 0, 7], &[9, 8, 7, 6], &[10, 11, 12, 500_000, 500_001]] {
             let g = grant(blocks);
-            for g in [g.clone(), g.of_kind(GrantKind::Read)] {
+            for g in [g.clone(), g.of_kind(GrantKind::Read).unwrap()] {
                 assert_eq!(Grant::from_bytes(&g.to_bytes()).unwrap(), g);
                 assert_eq!(serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap()).unwrap(), g);
             }
@@ -400,12 +447,35 @@ mod tests {
         let mut later = v;
         later[0] = 3;
         assert_eq!(Grant::from_bytes(&later), Err(GrantError::Version { ours: 2, theirs: 3 }));
-        let mut unknown = grant(&[1]).of_kind(GrantKind::Read).to_bytes();
+        let mut unknown = grant(&[1]).of_kind(GrantKind::Read).unwrap().to_bytes();
         unknown[1] = 9;
-        assert!(matches!(
-            Grant::from_bytes(&unknown),
-            Err(GrantError::Malformed { what: "an unknown kind of grant", .. })
-        ));
+        assert_eq!(Grant::from_bytes(&unknown), Err(GrantError::Kind { kind: 9 }));
+    }
+
+    #[test]
+    fn k6_grants_of_layers_round_trip_and_are_checked() {
+        let g = grant(&[1, 2, 9]).of_kind(GrantKind::Layers(61)).unwrap();
+        assert_eq!((g.kind(), g.ids()), (GrantKind::Layers(61), 3..64));
+        let v = g.to_bytes();
+        assert_eq!(Grant::from_bytes(&v).unwrap(), g);
+        assert_eq!(serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap()).unwrap(), g);
+        for cut in 0..v.len() {
+            assert!(Grant::from_bytes(&v[..cut]).is_err(), "cut at {cut}");
+        }
+        // No layers; an unknown kind; numbers that pass the last one.
+        let with = |at: usize, byte: u8| {
+            let mut v = v.clone();
+            v[at] = byte;
+            Grant::from_bytes(&v)
+        };
+        assert_eq!(with(2, 0), Err(GrantError::Kind { kind: 2 }));
+        assert_eq!(with(1, 99), Err(GrantError::Kind { kind: 99 }));
+        let last = Grant::new(BINDING, u64::MAX - 1, [1]).unwrap();
+        assert_eq!(last.clone().of_kind(GrantKind::Layers(2)), None);
+        assert!(last.of_kind(GrantKind::Layers(1)).is_some());
+        assert!(
+            serde_json::from_str::<Grant>(&serde_json::to_string(&g).unwrap().replace("61", "0")).is_err()
+        );
     }
 
     #[test]
@@ -443,6 +513,9 @@ mod tests {
 
     #[test]
     fn k6_debug_is_short() {
-        assert_eq!(format!("{:?}", grant(&[1, 2, 4])), "Grant { kind: Write, id: 3, blocks: 3, runs: 2, .. }");
+        assert_eq!(
+            format!("{:?}", grant(&[1, 2, 4])),
+            "Grant { id: 3, kind: Write, blocks: 3, runs: 2, .. }"
+        );
     }
 }

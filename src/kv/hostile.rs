@@ -51,6 +51,7 @@ pub(super) fn hello(epoch: u64) -> Hello {
             layer_stride: 512,
             block_stride: 64,
             dtype: String::new(),
+            shape: None,
         }),
         regions: vec![HelloRegion { addr: 4096, len: 1024, rkey: 1 }],
         others: None,

@@ -4,10 +4,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::shape::Shape;
+
 /// Where the blocks of a pool lie: block `b` of layer `l` is at `l * layer_stride + b * block_stride`.
 ///
 /// Both ends of a channel declare their layout; they must agree on `layers`, `block_bytes` and `dtype`, and may
-/// differ in strides and in the number of blocks. A `Layout` that exists is valid: no two blocks overlap and no
+/// differ in strides and in the number of blocks. Where both also say what is in a block ([`Layout::with_shape`]), `block_bytes`
+/// may differ, too. A `Layout` that exists is valid: no two blocks overlap and no
 /// offset overflows. That also holds for one that was deserialised.
 ///
 /// ```
@@ -27,6 +30,7 @@ pub struct Layout {
     layer_stride: u64,
     block_stride: u64,
     dtype: Dtype,
+    shape: Option<Shape>,
     required: u64,
 }
 
@@ -117,6 +121,22 @@ pub enum LayoutError {
         /// Its length.
         len: usize,
     },
+    /// A shape that does not fit into a block.
+    #[error("layout: the shape takes {shape_bytes} bytes, a block has {block_bytes}; make the blocks larger")]
+    Shape {
+        /// Bytes of the shape.
+        shape_bytes: u64,
+        /// Bytes a block.
+        block_bytes: u64,
+    },
+    /// More tokens than can be counted in 32 bits.
+    #[error("layout: {blocks} blocks of {tokens} tokens are more than 2^32 - 1 tokens; use several pools")]
+    Tokens {
+        /// Blocks a layer.
+        blocks: u32,
+        /// Tokens a block.
+        tokens: u32,
+    },
     /// The last byte is beyond what 64 bits can address.
     #[error("layout: {layers} layers × {blocks} blocks do not fit in 64-bit offsets; use smaller strides")]
     TooLarge {
@@ -136,13 +156,20 @@ struct Raw {
     layer_stride: u64,
     block_stride: u64,
     dtype: Dtype,
+    #[serde(default)]
+    shape: Option<Shape>,
 }
 
 impl TryFrom<Raw> for Layout {
     type Error = LayoutError;
 
     fn try_from(r: Raw) -> Result<Self, LayoutError> {
-        Ok(Self::new(r.layers, r.blocks, r.block_bytes, r.layer_stride, r.block_stride)?.with_dtype(r.dtype))
+        let layout = Self::new(r.layers, r.blocks, r.block_bytes, r.layer_stride, r.block_stride)?;
+        let layout = layout.with_dtype(r.dtype);
+        match r.shape {
+            Some(shape) => layout.with_shape(shape),
+            None => Ok(layout),
+        }
     }
 }
 
@@ -155,6 +182,7 @@ impl From<Layout> for Raw {
             layer_stride: l.layer_stride,
             block_stride: l.block_stride,
             dtype: l.dtype,
+            shape: l.shape,
         }
     }
 }
@@ -200,6 +228,7 @@ impl Layout {
             layer_stride,
             block_stride,
             dtype: Dtype::default(),
+            shape: None,
             required,
         })
     }
@@ -208,6 +237,24 @@ impl Layout {
     pub fn with_dtype(mut self, dtype: Dtype) -> Self {
         self.dtype = dtype;
         self
+    }
+
+    /// Says what is in a block, so that blocks of another shape can be written to it and from it
+    /// ([`WriteRequest::mapped`](super::WriteRequest::mapped)). The shape begins at the block's first byte and may leave bytes at
+    /// its end.
+    ///
+    /// # Errors
+    /// [`LayoutError::Shape`] when it takes more bytes than a block has; [`LayoutError::Tokens`].
+    pub fn with_shape(mut self, shape: Shape) -> Result<Self, LayoutError> {
+        let (shape_bytes, block_bytes) = (shape.bytes(), self.block_bytes);
+        if shape_bytes > block_bytes {
+            return Err(LayoutError::Shape { shape_bytes, block_bytes });
+        }
+        if shape.tokens().checked_mul(self.blocks).is_none() {
+            return Err(LayoutError::Tokens { blocks: self.blocks, tokens: shape.tokens() });
+        }
+        self.shape = Some(shape);
+        Ok(self)
     }
 
     /// One layer after the other, in each one block after the other, without gaps.
@@ -250,6 +297,17 @@ impl Layout {
         self.dtype
     }
 
+    /// What is in a block, where the pool says so.
+    pub fn shape(&self) -> Option<&Shape> {
+        self.shape.as_ref()
+    }
+
+    /// Tokens of all blocks; 0 without a shape.
+    pub(crate) fn tokens(&self) -> u32 {
+        // `with_shape` has checked the product.
+        self.shape.map_or(0, |shape| shape.tokens() * self.blocks)
+    }
+
     /// Byte offset of a block in the pool, or `None` outside of the layout.
     pub fn offset(&self, layer: u32, block: u32) -> Option<u64> {
         (layer < self.layers && block < self.blocks)
@@ -265,6 +323,7 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shape::{Heads, Order};
     use super::*;
 
     #[test]
@@ -290,5 +349,25 @@ mod tests {
         let bad = text.replace("\"block_stride\":100", "\"block_stride\":99");
         assert_ne!(bad, text);
         assert!(serde_json::from_str::<Layout>(&bad).is_err());
+        let none = text.replace(",\"shape\":null", "");
+        assert_ne!(none, text);
+        assert_eq!(serde_json::from_str::<Layout>(&none).expect("as earlier versions wrote it"), l);
+    }
+
+    #[test]
+    fn r10_a_shape_must_fit_into_the_block() {
+        let shape = |tokens| {
+            let heads = Heads::all(2).expect("not zero");
+            Shape::dense(1, tokens, heads, 8, Order::TokensHeads).expect("valid")
+        };
+        let l = Layout::contiguous(2, 4, 100).expect("valid");
+        let l = l.with_shape(shape(6)).expect("96 bytes");
+        assert_eq!((l.shape(), l.tokens()), (Some(&shape(6)), 24));
+        assert_eq!(l.with_shape(shape(7)), Err(LayoutError::Shape { shape_bytes: 112, block_bytes: 100 }));
+        let text = serde_json::to_string(&l).expect("serialises");
+        assert_eq!(serde_json::from_str::<Layout>(&text).expect("valid"), l);
+        assert!(serde_json::from_str::<Layout>(&text.replace("100", "95")).is_err());
+        let many = Layout::contiguous(1, 1 << 31, 100).expect("valid");
+        assert!(matches!(many.with_shape(shape(2)), Err(LayoutError::Tokens { tokens: 2, .. })));
     }
 }

@@ -10,7 +10,9 @@
 //! which [writes](KvChannel::write) blocks of its own to them. The write resolves to [`Landed`] when the receiver has
 //! confirmed it, and the granted blocks come out of [`KvChannel::next_arrival`]. Both ends of a channel can do both.
 //! The other way round, an owner of data [grants it to be read](KvChannel::grant_read), and the peer [reads](KvChannel::read)
-//! it. What that means in full is in the guide: [landing](crate::guide::landing), [grants](crate::guide::grants).
+//! it. What that means in full is in the guide: [landing](crate::guide::landing), [grants](crate::guide::grants),
+//! [reading](crate::guide::reading); [layers](crate::guide::layers), where each layer goes as soon as it is there, and
+//! [shapes](crate::guide::shapes), where the blocks of the two ends differ.
 //!
 //! # Cancel safety
 //!
@@ -18,6 +20,8 @@
 //! |---|---|
 //! | [`Read`] | it is given up; its blocks return to the pool when no device writes to them; the channel goes on |
 //! | [`Write`] | the transfer is aborted; its blocks return to the pool when no device reads them; the channel goes on |
+//! | [`LayerWrite`] | the same, for the layers that have not landed |
+//! | [`LayerArrivals`], [`Gather`] | what they have granted is revoked |
 //! | [`KvChannel::next_arrival`], [`next_served`](KvChannel::next_served), [`recv_message`](KvChannel::recv_message), [`resolve`](KvChannel::resolve), [`closed`](KvChannel::closed) | nothing is lost |
 //! | [`KvChannel::send_message`] | before it has resolved, the message is not sent |
 //! | [`KvChannel::close`] | it closes all the same |
@@ -40,14 +44,19 @@ mod door;
 mod driver;
 mod endpoint;
 mod free_runs;
+mod gather;
 mod grant;
 mod handshake;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod hostile_managed;
+mod layer_arrivals;
+mod layers;
 pub mod layout;
 mod managed;
+mod mapping;
+mod parts;
 mod path;
 mod path_check;
 mod path_rails;
@@ -61,6 +70,8 @@ mod read;
 mod read_choice;
 mod read_plan;
 mod setup;
+mod shape;
+mod spans;
 mod stats;
 mod targets;
 mod waiting;
@@ -77,8 +88,12 @@ pub(crate) use config::CONTROL_BYTES;
 pub use config::KvConfig;
 pub use driver::{ChannelClosed, MessageError};
 pub use endpoint::{KvEndpoint, KvListener, PeerIdentity};
+pub use gather::{Gather, PartArrival, PartLanded};
 pub use grant::{Grant, GrantError, GrantKind};
+pub use layer_arrivals::{LandedLayer, LayerArrivals, LayerView};
+pub use layers::{LayerError, LayerSet, LayerWrite, LayersLanded, LayersNotLanded, LayersRefused};
 pub use layout::{Dtype, Layout, LayoutError};
+pub use mapping::{Mapping, MappingError};
 pub use path::{PathReport, QpReport};
 pub use path_rails::{RailReport, RailState, RailWarning};
 pub use pool::{KvPool, PoolAccess, PoolError};
@@ -87,6 +102,8 @@ pub use proto::{
 };
 pub use read::{GrantReadRefused, Read, ReadDone, ReadError, ReadRequest, Served, ServedBy};
 pub use read_choice::{ReadMethod, ReadStrategy};
+pub use shape::{Heads, Order, Shape, ShapeError, Strides};
+pub use spans::TokenSpan;
 pub use stats::ChannelStats;
 pub use write::{Landed, Write, WriteError, WriteRequest};
 

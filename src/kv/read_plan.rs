@@ -186,7 +186,7 @@ pub(crate) fn serve(
     let grant = Grant::from_runs(binding, target, runs).map_err(|_| ReadRefusal::OutOfRange)?;
     let mut request = WriteRequest::new(&grant, source.clone());
     request.pairs = pairs;
-    let planned = targets::plan(&request, pool, peer);
+    let planned = targets::plan(&request, false, pool, peer);
     let planned = planned.map_err(|_: WriteError| ReadRefusal::OutOfRange)?;
     Ok((planned.plan, time))
 }

@@ -18,9 +18,10 @@ use super::pool::{PoolDevice, Registered};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
 use super::rail::{self, BuiltRail, Link, describe, transport_of, why};
 use super::read_choice::Facts;
+use super::shape::{Heads, Shape, ShapeError, Strides};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, AgreedRail, ConnectError, Hello, HelloLayout, HelloRail, LateRail, MAX_RAILS, Pair, Reject,
+    Agreed, AgreedRail, ConnectError, Hello, HelloLayout, HelloRail, HelloShape, LateRail, MAX_RAILS, Pair, Reject,
     Stage, meet, pair,
 };
 use crate::error::DeviceError;
@@ -194,6 +195,7 @@ pub(super) fn hello(
             layer_stride: layout.layer_stride(),
             block_stride: layout.block_stride(),
             dtype: layout.dtype().to_string(),
+            shape: layout.shape().map(Shape::hello),
         }),
         regions: own.regions,
         others: None,
@@ -447,6 +449,13 @@ pub(super) fn peer_layout(peer: &Hello) -> Result<Layout, Reject> {
     let layout = Layout::new(l.layers, l.blocks, l.block_bytes, l.layer_stride, l.block_stride)
         .map_err(|e| malformed(e.to_string()))?
         .with_dtype(dtype);
+    let layout = match &l.shape {
+        None => layout,
+        Some(said) => {
+            let shape = Shape::said(said).map_err(|e| malformed(e.to_string()))?;
+            layout.with_shape(shape).map_err(|e| malformed(e.to_string()))?
+        }
+    };
     for rail in peer.rail_list().iter().filter(|rail| !rail.qps.is_empty()) {
         let seams = peer_seams(rail).map_err(|e| malformed(e.to_string()))?;
         // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
@@ -582,4 +591,29 @@ pub(super) fn driver(
 
 pub(super) fn new_id() -> Result<u64, ConnectError> {
     random_u64().map_err(ConnectError::resources)
+}
+
+impl Shape {
+    /// As a hello says it.
+    fn hello(&self) -> HelloShape {
+        let (heads, strides) = (self.heads(), self.strides());
+        HelloShape {
+            planes: self.planes(),
+            tokens: self.tokens(),
+            first_head: heads.first(),
+            heads: heads.count(),
+            total_heads: heads.total(),
+            head_bytes: self.head_bytes(),
+            plane_stride: strides.plane,
+            token_stride: strides.token,
+            head_stride: strides.head,
+        }
+    }
+
+    /// What a hello has said, checked.
+    fn said(s: &HelloShape) -> Result<Self, ShapeError> {
+        let heads = Heads::new(s.first_head, s.heads, s.total_heads)?;
+        let strides = Strides { plane: s.plane_stride, token: s.token_stride, head: s.head_stride };
+        Self::strided(s.planes, s.tokens, heads, s.head_bytes, strides)
+    }
 }

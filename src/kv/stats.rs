@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::proto::Outcome;
 
-/// Counts of a channel, from its beginning. For whoever operates it: none of them is needed to use it.
+/// Counts of a channel, from its beginning. For whoever operates it: none of them is needed to use it. Each layer of a write by
+/// layer counts as a write and as a transfer; their grant counts once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ChannelStats {

@@ -1,10 +1,12 @@
-//! From a request to a plan: positions of our blocks and of granted ones become runs of block ids.
+//! From a request to a plan: positions of our blocks and of granted ones become runs of block ids, or of tokens.
 
 use std::time::{Duration, Instant};
 
 use super::layout::Layout;
+use super::mapping::MappingError;
 use super::pool::KvPool;
 use super::proto::{Plan, PlanBuilder, PlanError, PoolSeams};
+use super::spans;
 use super::write::{WriteError, WriteRequest};
 
 /// The peer's pool, as its hello described it.
@@ -28,12 +30,35 @@ pub(crate) struct Planned {
     pub(crate) took: Duration,
 }
 
-/// Plans `request`. Refuses what is out of range, or written twice; nothing has been posted then (R10).
-pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Planned, WriteError> {
+/// Plans `request`, as a whole or to be written by layer. Refuses what is out of range, or written twice; nothing has been
+/// posted then (R10).
+pub(crate) fn plan(
+    request: &WriteRequest,
+    by_layer: bool,
+    pool: &KvPool,
+    peer: &PeerPool,
+) -> Result<Planned, WriteError> {
     let started = Instant::now();
+    let builder = match &request.mapped {
+        Some(mapped) => spans::runs(request, mapped, pool, peer)?,
+        None => blocks(request, pool, peer)?,
+    };
+    let plan = if by_layer { builder.build_by_layer() } else { builder.build() };
+    let plan = plan.map_err(|e| refused(e, pool, peer))?;
+    // A product that does not fit is above anything that a transfer can have.
+    let granted_bytes = u64::from(request.grant.len())
+        .checked_mul(peer.layout.layers().into())
+        .and_then(|n| n.checked_mul(peer.layout.block_bytes()))
+        .unwrap_or(u64::MAX);
+    Ok(Planned { plan, granted_bytes, took: started.elapsed() })
+}
+
+/// Whole blocks to whole blocks.
+fn blocks(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<PlanBuilder, WriteError> {
     let (source, grant) = (&*request.source, &request.grant);
-    let mut builder = PlanBuilder::new((pool.layout(), &peer.ours), (&peer.layout, &peer.seams))
-        .map_err(|error| refused(error, pool))?;
+    let refused = |error| refused(error, pool, peer);
+    let mut builder =
+        PlanBuilder::new((pool.layout(), &peer.ours), (&peer.layout, &peer.seams)).map_err(refused)?;
     match &request.pairs {
         None => {
             if source.len() > grant.len() {
@@ -44,7 +69,7 @@ pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Re
                 });
             }
             let push = |src, dst, count| builder.push(src, dst, count);
-            whole(source.runs().iter().copied(), grant.runs(), push).map_err(|e| refused(e, pool))?;
+            whole(source.runs().iter().copied(), grant.runs(), push).map_err(refused)?;
         }
         Some(pairs) => {
             let mut written = vec![0u64; (grant.len() as usize).div_ceil(64)];
@@ -64,18 +89,11 @@ pub(crate) fn plan(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Re
                     return Err(WriteError::Duplicate { position: to });
                 }
                 written[word] |= bit;
-                builder.push(src, dst, 1).map_err(|e| refused(e, pool))?;
+                builder.push(src, dst, 1).map_err(refused)?;
             }
         }
     }
-    let layout = pool.layout();
-    // A product that does not fit is above anything that a transfer can have.
-    let granted_bytes = u64::from(grant.len())
-        .checked_mul(layout.layers().into())
-        .and_then(|n| n.checked_mul(layout.block_bytes()))
-        .unwrap_or(u64::MAX);
-    let plan = builder.build().map_err(|e| refused(e, pool))?;
-    Ok(Planned { plan, granted_bytes, took: started.elapsed() })
+    Ok(builder)
 }
 
 /// Position *i* of the source to position *i* of the target, by common runs.
@@ -104,10 +122,16 @@ pub(super) fn whole<E>(
     Ok(())
 }
 
-fn refused(error: PlanError, pool: &KvPool) -> WriteError {
+pub(super) fn refused(error: PlanError, pool: &KvPool, peer: &PeerPool) -> WriteError {
     match error {
-        PlanError::OutOfRange { block, count, blocks, .. } => WriteError::OutOfRange {
-            what: "block",
+        PlanError::Shapes => WriteError::Shapes {
+            ours: Box::new(pool.layout().shape().copied()),
+            theirs: Box::new(peer.layout.shape().copied()),
+        },
+        // The mapping was compared with both before.
+        PlanError::OtherShape { side } => WriteError::Mapping(MappingError::NoShape { side }),
+        PlanError::OutOfRange { unit, block, count, blocks, .. } => WriteError::OutOfRange {
+            what: unit,
             index: u64::from(block) + u64::from(count) - 1,
             limit: blocks.into(),
         },

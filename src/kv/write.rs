@@ -9,18 +9,23 @@ use std::time::Duration;
 use super::blocks::Blocks;
 use super::driver::KvDriver;
 use super::grant::Grant;
+use super::mapping::{Mapping, MappingError};
 use super::proto::{Reason, TransferId};
+use super::shape::Shape;
+use super::spans::{Mapped, Stretch, TokenSpan};
 use super::waiting::Place;
 
 /// A write to be started: which of our blocks go to which of the granted ones.
 ///
-/// By default position *i* of the source goes to position *i* of the grant, in every layer.
+/// By default position *i* of the source goes to position *i* of the grant, in every layer. Of [`pairs`](Self::pairs) and the
+/// calls for [mapped](Self::mapped) tokens the last one counts.
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is given to KvChannel::write"]
 pub struct WriteRequest {
     pub(crate) grant: Grant,
     pub(crate) source: Arc<Blocks>,
     pub(crate) pairs: Option<Vec<(u32, u32)>>,
+    pub(crate) mapped: Option<Mapped>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) tag: u64,
 }
@@ -31,13 +36,40 @@ impl WriteRequest {
     /// The source moves in, or is shared: an `Arc<Blocks>` of which the caller keeps a clone can be read and sent to
     /// several peers at once, and cannot be changed until the last write has given its clone back.
     pub fn new(grant: &Grant, source: impl Into<Arc<Blocks>>) -> Self {
-        Self { grant: grant.clone(), source: source.into(), pairs: None, deadline: None, tag: 0 }
+        let (grant, source) = (grant.clone(), source.into());
+        Self { grant, source, pairs: None, mapped: None, deadline: None, tag: 0 }
     }
 
     /// Writes these pairs (position in the source, position in the grant) instead, each in every layer. A position of
     /// the source may occur more than once, one of the grant may not.
     pub fn pairs(mut self, pairs: impl IntoIterator<Item = (u32, u32)>) -> Self {
         self.pairs = Some(pairs.into_iter().collect());
+        self.mapped = None;
+        self
+    }
+
+    /// Writes every token of the source to the same token of the grant, from blocks of one shape to blocks of another: for
+    /// pools whose blocks differ in tokens, heads or order. See [shapes](crate::guide::shapes).
+    ///
+    /// Bytes of the granted blocks that the mapping does not name (other heads, tokens beyond) are left as they are.
+    pub fn mapped(self, mapping: &Mapping) -> Self {
+        self.stretch(mapping, Stretch::All)
+    }
+
+    /// As [`mapped`](Self::mapped), of the first `tokens` tokens only: a request need not fill its last block.
+    pub fn mapped_tokens(self, mapping: &Mapping, tokens: u32) -> Self {
+        self.mapped_spans(mapping, [TokenSpan { source: 0, target: 0, tokens }])
+    }
+
+    /// As [`mapped`](Self::mapped), of these tokens only. A token of the source may occur more than once, one of the grant may
+    /// not.
+    pub fn mapped_spans(self, mapping: &Mapping, spans: impl IntoIterator<Item = TokenSpan>) -> Self {
+        self.stretch(mapping, Stretch::Spans(spans.into_iter().collect()))
+    }
+
+    fn stretch(mut self, mapping: &Mapping, what: Stretch) -> Self {
+        self.mapped = Some(Mapped { mapping: mapping.clone(), what });
+        self.pairs = None;
         self
     }
 
@@ -111,12 +143,6 @@ pub enum WriteError {
         /// Our epoch.
         ours: u64,
     },
-    /// It is a grant to read. Nothing was posted, and it can still be read.
-    #[error("grant {grant} is one to read; ask the peer for one by KvChannel::grant")]
-    WrongKind {
-        /// The grant.
-        grant: u64,
-    },
     /// A position, layer or block that does not exist. Nothing was posted.
     #[error("{what} {index} is out of range: there are {limit}")]
     OutOfRange {
@@ -132,6 +158,43 @@ pub enum WriteError {
     Duplicate {
         /// The position in the grant.
         position: u32,
+    },
+    /// The blocks of the two pools hold different things, and the request does not say what goes where. Nothing was posted.
+    #[error(
+        "a block has the shape {ours:?} here and {theirs:?} at the peer; use WriteRequest::mapped with the channel's mapping"
+    )]
+    Shapes {
+        /// Our pool's shape.
+        ours: Box<Option<Shape>>,
+        /// The peer's.
+        theirs: Box<Option<Shape>>,
+    },
+    /// The mapping does not fit the two pools. Nothing was posted.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// Two spans name the same token of the grant. Nothing was posted.
+    #[error("token {token} of the grant is written twice in one request; name each once")]
+    TokenTwice {
+        /// The token.
+        token: u32,
+    },
+    /// The grant is for another call. Nothing was posted, and it can still be used for that.
+    #[error(
+        "grant {grant} is for {granted}, it was used for {asked}; use it as it was granted, or ask for another one"
+    )]
+    WrongKind {
+        /// The grant.
+        grant: u64,
+        /// What it is for.
+        granted: &'static str,
+        /// What it was used for.
+        asked: &'static str,
+    },
+    /// As many transfers are unresolved as a channel follows, and this call does not wait. Nothing was posted.
+    #[error("{limit} transfers of the channel are unresolved; await some of them, then write")]
+    Full {
+        /// How many it follows.
+        limit: u64,
     },
     /// The source blocks are of another endpoint's pool. Nothing was posted.
     #[error(

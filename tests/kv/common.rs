@@ -103,7 +103,7 @@ pub async fn pair_with(on: impl Into<On>, layout: Layout, sends: KvConfig, recei
 }
 
 /// What belongs in the block at `position` in `layer`, under `seed`.
-fn content(seed: u64, layer: u32, position: u32, bytes: &mut [u8]) {
+pub fn content(seed: u64, layer: u32, position: u32, bytes: &mut [u8]) {
     for (at, eight) in (0u64..).zip(bytes.chunks_mut(8)) {
         let mut x = seed ^ (u64::from(layer) << 48) ^ (u64::from(position) << 20) ^ at;
         x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

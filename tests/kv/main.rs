@@ -11,9 +11,11 @@ mod common;
 mod failure;
 mod identity;
 mod landing;
+mod layers;
 mod manager;
 #[path = "../on/mod.rs"]
 mod on;
 mod rails;
 mod read;
+mod shapes;
 mod transports;

@@ -7,7 +7,9 @@
 #[path = "../../src/kv"]
 mod kv {
     pub(crate) mod layout;
+    pub(crate) mod mapping;
     pub(crate) mod proto;
+    pub(crate) mod shape;
 }
 #[path = "../../src/wire.rs"]
 mod wire;

@@ -51,6 +51,13 @@ fn k1_kv_stream_reads_whichever_way() {
 
 #[test]
 #[ignore = "needs RDMA devices"]
+fn k1_kv_stream_lands_layer_by_layer() {
+    let seen = report("kv_stream", "--requests 2 --tokens 256 --layers 9 --page 16 --layerwise");
+    assert_eq!((&seen["verified"], &seen["layerwise"]["requests"]), (&true.into(), &2.into()), "{seen}");
+}
+
+#[test]
+#[ignore = "needs RDMA devices"]
 fn b5_ping_pong_measures_by_every_bootstrap_that_the_device_has() {
     for bootstrap in ["auto", "cm"] {
         let arguments =

@@ -1,5 +1,6 @@
 //! What the user asks of a channel: each call takes the lock, does its part, and lets the rest go on by itself.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -10,6 +11,7 @@ use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::grant::{Binding, Grant, GrantKind};
+use crate::kv::parts::Held;
 use crate::kv::proto::{Cause, MessageRefused, Resolution, TransferId};
 use crate::kv::targets;
 use crate::kv::waiting::{Place, Wait};
@@ -24,7 +26,9 @@ impl KvDriver {
     ) -> Started {
         let started = Instant::now();
         // Long lists take milliseconds: planned without the lock, so that the channel goes on meanwhile (R9).
-        let checked = self.check(&request).and_then(|()| targets::plan(&request, &self.pool, &self.peer));
+        let checked = self
+            .check(&request, GrantKind::Write)
+            .and_then(|()| targets::plan(&request, false, &self.pool, &self.peer));
         self.locked(|inner, after| {
             let started = match checked {
                 Ok(plan) => {
@@ -38,14 +42,11 @@ impl KvDriver {
         })
     }
 
-    /// What needs no lock: epochs, pool, positions.
-    fn check(&self, request: &WriteRequest) -> Result<(), WriteError> {
+    /// What needs no lock: epochs, pool, the kind of the grant.
+    pub(super) fn check(&self, request: &WriteRequest, kind: GrantKind) -> Result<(), WriteError> {
         let grant = &request.grant;
         if !request.source.pool().same(&self.pool) {
             return Err(WriteError::ForeignBlocks);
-        }
-        if grant.kind() != GrantKind::Write {
-            return Err(WriteError::WrongKind { grant: grant.id() });
         }
         if grant.owner_epoch() != self.peer_epoch {
             return Err(WriteError::PeerRestarted { grant: grant.owner_epoch(), peer: self.peer_epoch });
@@ -56,7 +57,17 @@ impl KvDriver {
         if grant.connection() != self.connection_id {
             return Err(WriteError::StaleGrant { grant: grant.id() });
         }
-        Ok(())
+        match (grant.kind(), kind) {
+            (GrantKind::Layers(granted), GrantKind::Layers(layers)) if granted != layers => {
+                let (index, limit) = (granted.into(), layers.into());
+                Err(WriteError::OutOfRange { what: "layer of the grant", index, limit })
+            }
+            (granted, asked) if granted != asked => {
+                let (granted, asked) = (granted.name(), asked.name());
+                Err(WriteError::WrongKind { grant: grant.id(), granted, asked })
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(in crate::kv) fn poll_write(
@@ -101,7 +112,7 @@ impl KvDriver {
                 (Some(conn), None) => {
                     let id = conn.issue_grant(self.bytes_of(&blocks));
                     let grant = self.grant_of(id, &blocks);
-                    inner.grants.insert(id, Granted { blocks, aborted: false });
+                    inner.grants.insert(id, Granted { blocks: Held::Whole(blocks), aborted: false });
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
@@ -124,13 +135,12 @@ impl KvDriver {
         Grant::from_runs(binding, id, blocks.runs().to_vec()).expect("a claim is disjoint")
     }
 
-    pub(in crate::kv) fn revoke(&self, grant: u64) {
+    /// Takes back those of these grants that are open.
+    pub(in crate::kv) fn revoke(&self, grants: Range<u64>) {
         let now = Instant::now();
         self.locked(|inner, after| {
-            if (inner.grants.contains_key(&grant) || inner.reads.has_lent(grant))
-                && let Some(conn) = &mut inner.conn
-            {
-                conn.revoke_grant(grant, now);
+            let lent = inner.revoke_lent(grants.start, now);
+            if inner.revoke_open(grants, now, after) || lent {
                 inner.turn(now, after);
             }
         });

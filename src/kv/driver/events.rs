@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::{After, Granted, Inner};
 use crate::kv::arrival::Arrival;
+use crate::kv::parts::Held;
 use crate::kv::proto::{Cause, Connection, Event, Outcome};
 use crate::kv::waiting::Wait;
 
@@ -18,14 +19,18 @@ impl Inner {
                 }
                 Event::Done { id, outcome, wrs, attempts } => {
                     self.stats.done(outcome);
+                    let mut fellows = None;
                     if let Some(entry) = self.writes.get_mut(&id) {
                         entry.outcome = Some(outcome);
                         (entry.wrs, entry.attempts) = (wrs, attempts);
                         entry.landed = Some(now);
-                        if outcome == Outcome::Landed {
-                            self.stats.landed_bytes += entry.bytes;
+                        match outcome {
+                            Outcome::Landed => self.stats.landed_bytes += entry.bytes,
+                            Outcome::NotDelivered(_) => fellows = entry.fellows.clone(),
+                            Outcome::InDoubt(_) => {}
                         }
                     }
+                    self.abort_fellows(fellows, now, after);
                     self.wake(Wait::Room, after);
                     self.write_event(id, after);
                 }
@@ -43,13 +48,21 @@ impl Inner {
                     if let Some(Granted { blocks, .. }) = self.grants.remove(&grant) {
                         self.stats.arrived += 1;
                         self.stats.arrived_bytes += bytes;
-                        self.arrivals.push_back(Ok(Arrival { grant, transfer, tag, bytes, blocks }));
-                        self.wake(Wait::Arrival, after);
+                        match blocks {
+                            Held::Whole(blocks) => {
+                                self.arrivals.push_back(Ok(Arrival { grant, transfer, tag, bytes, blocks }));
+                                self.wake(Wait::Arrival, after);
+                            }
+                            Held::Part(part) => {
+                                after.wakers.extend(part.landed(transfer, tag, bytes));
+                                after.blocks.push(Held::Part(part));
+                            }
+                        }
                     }
                 }
                 // No two grants have one number, whatever they are for.
                 Event::Aborted { grant, reason } => {
-                    self.aborted(grant, reason, after);
+                    self.aborted(grant, reason, now, after);
                     self.loan_aborted(grant, reason);
                 }
                 Event::Freed { grant } => {

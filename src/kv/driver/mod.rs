@@ -15,6 +15,7 @@ mod calls;
 mod closed;
 mod comeback;
 mod events;
+mod layers;
 mod progress;
 mod rail;
 mod rails;
@@ -24,6 +25,7 @@ mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::Future;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -38,7 +40,9 @@ use crate::device::ProtectionDomain;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::config::KvConfig;
+use crate::kv::layout::Layout;
 use crate::kv::lock;
+use crate::kv::parts::Held;
 use crate::kv::path::{QpReport, RailFate};
 use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
@@ -149,7 +153,7 @@ enum State {
 
 /// Blocks that were granted.
 struct Granted {
-    blocks: Blocks,
+    blocks: Held,
     /// Their arrival has ended; they are in quarantine.
     aborted: bool,
 }
@@ -165,6 +169,8 @@ struct WriteEntry {
     waker: Option<Waker>,
     /// Nobody waits: forget it at its end.
     detached: bool,
+    /// The transfers of all layers, where it writes one of several: they land together or not at all.
+    fellows: Option<Range<u64>>,
     bytes: u64,
     descriptors: u64,
     wrs: u64,
@@ -177,7 +183,7 @@ struct After {
     wakers: Vec<Waker>,
     /// Wakers that were replaced or are not needed any more: only dropped, which is the user's code too.
     replaced: Vec<Waker>,
-    blocks: Vec<Blocks>,
+    blocks: Vec<Held>,
     sources: Vec<Arc<Blocks>>,
     /// What the peer has asked to be written to it.
     asked: Vec<Asked>,
@@ -318,6 +324,11 @@ impl KvDriver {
 
     pub(crate) fn pool(&self) -> &KvPool {
         &self.pool
+    }
+
+    /// The layout of the peer's pool.
+    pub(crate) fn peer_layout(&self) -> &Layout {
+        &self.peer.layout
     }
 
     pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {

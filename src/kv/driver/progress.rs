@@ -9,6 +9,7 @@ use super::rail::{Phase, Rail};
 use super::rails::Job;
 use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, State};
 use crate::kv::arrival::ArrivalError;
+use crate::kv::parts::Held;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
 use crate::kv::queues::{Outbox, Queue};
 use crate::kv::waiting::{Place, Wait};
@@ -326,27 +327,39 @@ impl Inner {
         // What has arrived by now is told first; every other grant ends here. Its blocks stay until the queue pairs are
         // destroyed.
         self.events(now, after);
-        self.abort_open_grants(after);
+        self.abort_open_grants(now, after);
         // The flushes are polled by the task.
         after.nudge = true;
     }
 
     /// No arrival comes any more.
-    fn abort_open_grants(&mut self, after: &mut After) {
+    fn abort_open_grants(&mut self, now: Instant, after: &mut After) {
         let open: Vec<u64> = self.grants.iter().filter(|(_, g)| !g.aborted).map(|(&id, _)| id).collect();
         for grant in open {
-            self.aborted(grant, AbortReason::ConnectionLost, after);
+            self.aborted(grant, AbortReason::ConnectionLost, now, after);
         }
     }
 
     /// The arrival under `grant` will not come (K4). Told once.
-    pub(super) fn aborted(&mut self, grant: u64, reason: AbortReason, after: &mut After) {
-        if let Some(granted) = self.grants.get_mut(&grant)
-            && !std::mem::replace(&mut granted.aborted, true)
-        {
-            self.stats.aborted += 1;
-            self.arrivals.push_back(Err(ArrivalError::Aborted { grant, reason }));
-            self.wake(Wait::Arrival, after);
+    pub(super) fn aborted(&mut self, grant: u64, reason: AbortReason, now: Instant, after: &mut After) {
+        let Some(granted) = self.grants.get_mut(&grant) else { return };
+        if std::mem::replace(&mut granted.aborted, true) {
+            return;
+        }
+        match &granted.blocks {
+            Held::Whole(_) => {
+                self.stats.aborted += 1;
+                self.arrivals.push_back(Err(ArrivalError::Aborted { grant, reason }));
+                self.wake(Wait::Arrival, after);
+            }
+            Held::Part(part) => {
+                let fellows = part.grants();
+                if let Some(waker) = part.aborted(reason) {
+                    self.stats.aborted += 1;
+                    after.wakers.extend(waker);
+                    self.revoke_open(fellows, now, after);
+                }
+            }
         }
     }
 
@@ -379,7 +392,7 @@ impl Inner {
         }
         self.events(now, after);
         // Those that were issued since it began to end.
-        self.abort_open_grants(after);
+        self.abort_open_grants(now, after);
         self.end_loans(after);
         self.state = State::Ended { cause };
         // Whoever has come here, the task must see that it is over.

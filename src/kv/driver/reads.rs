@@ -10,6 +10,7 @@ use super::{After, Inner, KvDriver, State};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
 use crate::kv::grant::{Binding, Grant, GrantKind};
+use crate::kv::parts::Held;
 use crate::kv::proto::{
     AbortReason, Cause, GrantRef, MAX_MESSAGE, ReadBy, ReadEnd, ReadId, ReadRequest as ProtoRead, Reason, Refused,
 };
@@ -73,9 +74,14 @@ impl Entry {
     }
 }
 
-impl Reads {
-    pub(super) fn has_lent(&self, grant: u64) -> bool {
-        self.lent.contains_key(&grant)
+impl Inner {
+    /// Takes back a grant to read that is open. False when it is none.
+    pub(super) fn revoke_lent(&mut self, grant: u64, now: Instant) -> bool {
+        let lent = self.reads.lent.contains_key(&grant);
+        if let Some(conn) = self.conn.as_mut().filter(|_| lent) {
+            conn.revoke_grant(grant, now);
+        }
+        lent
     }
 }
 
@@ -194,7 +200,7 @@ impl KvDriver {
             match (&mut inner.conn, closed) {
                 (Some(conn), None) => {
                     let id = conn.issue_read_grant();
-                    let grant = self.grant_of(id, &blocks).of_kind(GrantKind::Read);
+                    let grant = self.grant_of(id, &blocks).of_kind(GrantKind::Read).expect("a kind that every grant can have");
                     inner.reads.lent.insert(id, Lent { blocks, end: None, planning: false, freed: false });
                     Ok(grant)
                 }
@@ -338,7 +344,7 @@ impl Inner {
         if self.reads.running.get(&id).is_some_and(|e| e.detached && e.is_finished())
             && let Some(entry) = self.reads.running.remove(&id)
         {
-            after.blocks.push(entry.target);
+            after.blocks.push(Held::Whole(entry.target));
         }
     }
 

@@ -39,14 +39,8 @@ impl Inner {
         after: &mut After,
     ) -> Started {
         let refuse = |error, request: Box<WriteRequest>| Started::Refused(error, request.source);
-        let closed = self.closed();
         let Some(conn) = &mut self.conn else {
-            let reason = Reason::Lost(match self.state {
-                State::Ended { cause } => cause,
-                _ => Cause::Local,
-            });
-            debug_assert!(closed.is_some());
-            return refuse(WriteError::Closed { reason }, request);
+            return refuse(WriteError::Closed { reason: self.closed_reason() }, request);
         };
         let grant = GrantRef {
             id: request.grant.id(),
@@ -59,24 +53,9 @@ impl Inner {
         let now = Instant::now();
         match conn.write(write, now) {
             Ok(id) => {
-                self.writes.insert(
-                    id,
-                    WriteEntry {
-                        source: request.source,
-                        started,
-                        planned: plan.took,
-                        local: None,
-                        landed: None,
-                        outcome: None,
-                        released: false,
-                        waker: waiter.map(|(waker, _)| waker.clone()),
-                        detached: false,
-                        bytes,
-                        descriptors,
-                        wrs: 0,
-                        attempts: 0,
-                    },
-                );
+                let mut entry = WriteEntry::new(request.source, started, plan.took, bytes, descriptors);
+                entry.waker = waiter.map(|(waker, _)| waker.clone());
+                self.writes.insert(id, entry);
                 if self.turn(now, after) {
                     after.nudge = true;
                 }
@@ -88,26 +67,39 @@ impl Inner {
                 }
                 Started::Full(request)
             }
-            Err(Refused::StaleGrant { grant }) => refuse(WriteError::StaleGrant { grant }, request),
-            Err(Refused::PeerRestarted { grant, peer }) => {
-                refuse(WriteError::PeerRestarted { grant, peer }, request)
+            Err(refused) => refuse(self.refusal(refused), request),
+        }
+    }
+
+    /// Why the protocol did not take a write.
+    pub(super) fn refusal(&self, refused: Refused) -> WriteError {
+        match refused {
+            Refused::Full { limit } => WriteError::Full { limit },
+            Refused::StaleGrant { grant } => WriteError::StaleGrant { grant },
+            Refused::PeerRestarted { grant, peer } => WriteError::PeerRestarted { grant, peer },
+            Refused::WrongPeer { bound, local } => WriteError::NotOurs { bound, ours: local },
+            Refused::OutOfRange { asked, granted } => {
+                WriteError::OutOfRange { what: "byte", index: asked, limit: granted }
             }
-            Err(Refused::WrongPeer { bound, local }) => {
-                refuse(WriteError::NotOurs { bound, ours: local }, request)
-            }
-            Err(Refused::OutOfRange { asked, granted }) => {
-                refuse(WriteError::OutOfRange { what: "byte", index: asked, limit: granted }, request)
-            }
-            Err(Refused::Closed) => {
+            Refused::Closed => {
                 let cause = match self.state {
                     State::Draining { cause, .. } | State::Destroying { cause } | State::Ended { cause } => {
                         cause
                     }
                     State::Open => Cause::Closed,
                 };
-                refuse(WriteError::Closed { reason: Reason::Lost(cause) }, request)
+                WriteError::Closed { reason: Reason::Lost(cause) }
             }
         }
+    }
+
+    /// Why nothing can be written any more, once the protocol is gone.
+    pub(super) fn closed_reason(&self) -> Reason {
+        debug_assert!(self.closed().is_some());
+        Reason::Lost(match self.state {
+            State::Ended { cause } => cause,
+            _ => Cause::Local,
+        })
     }
 
     pub(super) fn take_write(
@@ -149,6 +141,31 @@ impl Inner {
 }
 
 impl WriteEntry {
+    pub(super) fn new(
+        source: Arc<Blocks>,
+        started: Instant,
+        planned: Duration,
+        bytes: u64,
+        descriptors: u64,
+    ) -> Self {
+        Self {
+            source,
+            started,
+            planned,
+            local: None,
+            landed: None,
+            outcome: None,
+            released: false,
+            waker: None,
+            detached: false,
+            fellows: None,
+            bytes,
+            descriptors,
+            wrs: 0,
+            attempts: 0,
+        }
+    }
+
     pub(super) fn is_finished(&self) -> bool {
         self.outcome.is_some() && self.released
     }

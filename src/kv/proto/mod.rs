@@ -66,6 +66,7 @@ mod reads;
 mod receiver;
 mod reopen;
 mod resend;
+mod runs;
 mod seams;
 mod sender;
 mod transfer;
@@ -219,7 +220,15 @@ impl Connection {
 
     /// Accepts a transfer, or refuses it with nothing posted (K6, R10). An accepted one uses its grant up, whatever
     /// becomes of it, and ends with exactly one `Done` and one `Released`.
-    pub(crate) fn write(&mut self, req: WriteRequest, _now: Instant) -> Result<TransferId, Refused> {
+    pub(crate) fn write(&mut self, req: WriteRequest, now: Instant) -> Result<TransferId, Refused> {
+        let id = self.write_gated(req, now)?;
+        self.ungate(id);
+        Ok(id)
+    }
+
+    /// As [`write`](Self::write), of which nothing is posted before [`ungate`](Self::ungate): its data is not ready yet. It has
+    /// a deadline, and ends, as any other.
+    pub(crate) fn write_gated(&mut self, req: WriteRequest, _now: Instant) -> Result<TransferId, Refused> {
         let result = if self.state != State::Open || self.closing || self.peer_closed.is_some() {
             Err(Refused::Closed)
         } else {
@@ -227,6 +236,11 @@ impl Connection {
         };
         self.refused += u64::from(result.is_err());
         result
+    }
+
+    /// Lets a gated transfer begin. Others are ignored.
+    pub(crate) fn ungate(&mut self, id: TransferId) {
+        self.sender.ungate(id.0);
     }
 
     /// Cancels a transfer. Its outcome is still `Landed` if the receiver has delivered it; unknown ones are ignored.

@@ -3,9 +3,14 @@
 //! A plan is 12 bytes a run, whatever the number of layers, and is never expanded into a list of work requests.
 //! [`Cursor::next`] merges neighbours (contiguous in the source and in the target) into one piece, and cuts at
 //! `max_write` and at the seams of both sides: the borders between the memory regions that make up a pool.
+//!
+//! The runs of a plain plan are of blocks, each copied as it is. Those of a mapped plan are of tokens: a [`Mapping`] says
+//! which bytes of a token go where, in blocks of another size, order or set of heads.
 
+use super::runs::{Run, RunList, Runs};
 use super::seams::PoolSeams;
 use crate::kv::layout::{Dtype, Layout};
+use crate::kv::mapping::Mapping;
 
 /// One WRITE. 0 bytes only as a bare notification, which has no source and no target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -24,8 +29,12 @@ pub(crate) enum PlanError {
     Layouts { what: &'static str, got: u64, want: u64 },
     #[error("dtype: {got:?} at the source, {want:?} at the target; both ends must use one layout")]
     Dtypes { got: Dtype, want: Dtype },
-    #[error("{side} block {block} + {count} is outside of a pool of {blocks} blocks")]
-    OutOfRange { side: &'static str, block: u32, count: u32, blocks: u32 },
+    #[error("the two pools' blocks have different shapes; a mapping says what goes where")]
+    Shapes,
+    #[error("the mapping is for another shape than the {side}'s")]
+    OtherShape { side: &'static str },
+    #[error("{side} {unit} {block} + {count} is outside of a pool of {blocks} {unit}s")]
+    OutOfRange { side: &'static str, unit: &'static str, block: u32, count: u32, blocks: u32 },
     #[error("the {side} layout needs {needed} bytes, its memory has {have}")]
     PoolTooSmall { side: &'static str, needed: u64, have: u64 },
     #[error(
@@ -36,44 +45,6 @@ pub(crate) enum PlanError {
     BadPart { index: usize },
     #[error("the transfer has more than 2^64 bytes")]
     TooLarge,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Run {
-    src: u32,
-    dst: u32,
-    count: u32,
-}
-
-/// Runs, the first of them in place: most plans of one block, or of neighbours, allocate nothing.
-#[derive(Clone, Debug, Default)]
-struct Runs {
-    first: Option<Run>,
-    rest: Vec<Run>,
-}
-
-impl Runs {
-    fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.rest.len()
-    }
-
-    fn push(&mut self, run: Run) {
-        match self.first {
-            None => self.first = Some(run),
-            Some(_) => self.rest.push(run),
-        }
-    }
-
-    fn last_mut(&mut self) -> Option<&mut Run> {
-        self.rest.last_mut().or(self.first.as_mut())
-    }
-
-    fn get(&self, index: usize) -> Option<Run> {
-        match index.checked_sub(1) {
-            None => self.first,
-            Some(i) => self.rest.get(i).copied(),
-        }
-    }
 }
 
 /// One side of a plan.
@@ -91,13 +62,14 @@ impl Side {
     }
 }
 
-/// Collects runs of blocks and makes a [`Plan`] of them.
+/// Collects runs and makes a [`Plan`] of them.
 #[derive(Debug)]
 pub(crate) struct PlanBuilder {
-    runs: Runs,
-    blocks: u64,
-    src_blocks: u32,
-    dst_blocks: u32,
+    runs: RunList,
+    /// Blocks, or tokens, in all; and those of the pools.
+    units: u64,
+    src_units: u32,
+    dst_units: u32,
     plan: Plan,
 }
 
@@ -105,25 +77,59 @@ pub(crate) struct PlanBuilder {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     runs: Runs,
+    first_layer: u32,
     layers: u32,
     block_bytes: u64,
     src: Side,
     dst: Side,
+    /// The runs are of tokens.
+    mapping: Option<Mapping>,
     bytes: u64,
     descriptors: u64,
 }
 
 impl PlanBuilder {
-    /// `src` and `dst` may differ in strides and number of blocks, not in layers, block size or dtype.
+    /// A plan of blocks. `src` and `dst` may differ in strides and number of blocks, not in layers, block size, shape or dtype.
     pub(crate) fn new(src: (&Layout, &PoolSeams), dst: (&Layout, &PoolSeams)) -> Result<Self, PlanError> {
-        let (s, d) = (src.0, dst.0);
-        for (what, got, want) in [
-            ("layers", u64::from(s.layers()), u64::from(d.layers())),
-            ("block bytes", s.block_bytes(), d.block_bytes()),
-        ] {
-            if got != want {
-                return Err(PlanError::Layouts { what, got, want });
+        let (s, d) = (src.0.block_bytes(), dst.0.block_bytes());
+        if let (Some(ours), Some(theirs)) = (src.0.shape(), dst.0.shape())
+            && (ours != theirs || s != d)
+        {
+            return Err(PlanError::Shapes);
+        }
+        if s != d {
+            return Err(PlanError::Layouts { what: "block bytes", got: s, want: d });
+        }
+        Self::with(src, dst, None, (src.0.blocks(), dst.0.blocks()))
+    }
+
+    /// A plan of tokens, whose bytes go from blocks of `mapping`'s source to blocks of its target. `src` and `dst` must have
+    /// those shapes, and agree on layers and dtype.
+    pub(crate) fn mapped(
+        src: (&Layout, &PoolSeams),
+        dst: (&Layout, &PoolSeams),
+        mapping: &Mapping,
+    ) -> Result<Self, PlanError> {
+        for (side, layout, shape) in
+            [("source", src.0, mapping.source()), ("target", dst.0, mapping.target())]
+        {
+            if layout.shape() != Some(shape) {
+                return Err(PlanError::OtherShape { side });
             }
+        }
+        Self::with(src, dst, Some(mapping.clone()), (src.0.tokens(), dst.0.tokens()))
+    }
+
+    fn with(
+        src: (&Layout, &PoolSeams),
+        dst: (&Layout, &PoolSeams),
+        mapping: Option<Mapping>,
+        (src_units, dst_units): (u32, u32),
+    ) -> Result<Self, PlanError> {
+        let (s, d) = (src.0, dst.0);
+        if s.layers() != d.layers() {
+            let (got, want) = (s.layers().into(), d.layers().into());
+            return Err(PlanError::Layouts { what: "layers", got, want });
         }
         if s.dtype() != d.dtype() {
             return Err(PlanError::Dtypes { got: s.dtype(), want: d.dtype() });
@@ -145,52 +151,62 @@ impl PlanBuilder {
             layer_stride: layout.layer_stride(),
             block_stride: layout.block_stride(),
         };
-        let mut plan = Plan {
+        let plan = Plan {
             runs: Runs::default(),
+            first_layer: 0,
             layers: s.layers(),
             block_bytes: s.block_bytes(),
             src: side(s, src.1),
             dst: side(d, dst.1),
+            mapping,
             bytes: 0,
             descriptors: 0,
         };
-        // Where the layers of a block lie together on both sides, a block is one extent of all its layers.
-        if s.layers() > 1 && [s, d].iter().all(|l| l.layer_stride() == l.block_bytes()) {
-            plan.block_bytes *= u64::from(s.layers());
-            plan.layers = 1;
-        }
-        Ok(Self { runs: Runs::default(), blocks: 0, src_blocks: s.blocks(), dst_blocks: d.blocks(), plan })
+        Ok(Self { runs: RunList::default(), units: 0, src_units, dst_units, plan })
     }
 
-    /// Copies `count` blocks from source block `src` on to target block `dst` on, in every layer.
+    /// Copies `count` blocks (or tokens) from `src` on, of the source's pool, to `dst` on, of the target's, in every layer.
     pub(crate) fn push(&mut self, src: u32, dst: u32, count: u32) -> Result<(), PlanError> {
-        for (side, block, blocks) in [("source", src, self.src_blocks), ("target", dst, self.dst_blocks)] {
+        for (side, block, blocks) in [("source", src, self.src_units), ("target", dst, self.dst_units)] {
             if block.checked_add(count).is_none_or(|end| end > blocks) {
-                return Err(PlanError::OutOfRange { side, block, count, blocks });
+                let unit = if self.plan.mapping.is_some() { "token" } else { "block" };
+                return Err(PlanError::OutOfRange { side, unit, block, count, blocks });
             }
         }
-        if count == 0 {
-            return Ok(());
+        if count > 0 {
+            self.units = self.units.checked_add(u64::from(count)).ok_or(PlanError::TooLarge)?;
+            self.runs.push(Run { src, dst, count });
         }
-        self.blocks = self.blocks.checked_add(u64::from(count)).ok_or(PlanError::TooLarge)?;
-        if let Some(last) = self.runs.last_mut()
-            && last.src + last.count == src
-            && last.dst + last.count == dst
-            // Both ends are at most `blocks`, so that a merged count fits, too.
-            && let Some(count) = last.count.checked_add(count)
-        {
-            last.count = count;
-            return Ok(());
-        }
-        self.runs.push(Run { src, dst, count });
         Ok(())
     }
 
-    pub(crate) fn build(self) -> Result<Plan, PlanError> {
+    pub(crate) fn build(mut self) -> Result<Plan, PlanError> {
+        let plan = &mut self.plan;
+        // Where the layers of a block lie together on both sides, a block is one extent of all its layers.
+        let together = |side: &Side| side.layer_stride == plan.block_bytes;
+        if plan.layers > 1 && plan.mapping.is_none() && together(&plan.src) && together(&plan.dst) {
+            plan.block_bytes *= u64::from(plan.layers);
+            plan.layers = 1;
+        }
+        self.build_by_layer()
+    }
+
+    /// The same, of which [`Plan::layer`] gives the layers one by one.
+    pub(crate) fn build_by_layer(self) -> Result<Plan, PlanError> {
         let mut plan = self.plan;
-        plan.descriptors = self.blocks.checked_mul(u64::from(plan.layers)).ok_or(PlanError::TooLarge)?;
-        plan.bytes = plan.descriptors.checked_mul(plan.block_bytes).ok_or(PlanError::TooLarge)?;
-        plan.runs = self.runs;
+        plan.runs = self.runs.freeze();
+        // Of one layer.
+        let (bytes, extents) = match &plan.mapping {
+            None => (plan.block_bytes, self.units),
+            Some(mapping) => {
+                let chunks = plan.runs.iter().map(|run| mapping.chunks(run.src, run.dst, run.count)).sum();
+                (mapping.bytes_per_token(), chunks)
+            }
+        };
+        let layers = u64::from(plan.layers);
+        plan.descriptors = extents.checked_mul(layers).ok_or(PlanError::TooLarge)?;
+        plan.bytes =
+            self.units.checked_mul(layers).and_then(|n| n.checked_mul(bytes)).ok_or(PlanError::TooLarge)?;
         Ok(plan)
     }
 }
@@ -201,12 +217,30 @@ impl Plan {
         self.bytes
     }
 
-    /// Extents before merging: blocks × layers, or blocks where the layers of a block lie together.
+    /// Extents before merging: blocks × layers, or blocks where the layers of a block lie together. Where it is mapped: pairs
+    /// of blocks that meet × layers.
     pub(crate) fn descriptors(&self) -> u64 {
         self.descriptors
     }
 
-    /// Runs of blocks, each 12 bytes of metadata.
+    /// Layers that [`Plan::layer`] knows.
+    pub(crate) fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// What it copies in one layer, counted from its first. Shares the runs.
+    pub(crate) fn layer(&self, layer: u32) -> Option<Self> {
+        let layers = u64::from(self.layers);
+        (layer < self.layers).then(|| Self {
+            first_layer: self.first_layer + layer,
+            layers: 1,
+            bytes: self.bytes / layers,
+            descriptors: self.descriptors / layers,
+            ..self.clone()
+        })
+    }
+
+    /// Runs, each 12 bytes of metadata.
     #[cfg(test)]
     pub(crate) fn runs(&self) -> usize {
         self.runs.len()
@@ -218,8 +252,11 @@ impl Plan {
 pub(crate) struct Cursor {
     layer: u32,
     run: usize,
+    /// Blocks, or tokens, of the current run that are done.
     block: u32,
-    /// Bytes of the current block that are done.
+    /// Mapped: rows of the current chunk that are done.
+    row: u64,
+    /// Bytes of the current block, or row, that are done.
     byte: u64,
     src_hint: usize,
     dst_hint: usize,
@@ -228,7 +265,7 @@ pub(crate) struct Cursor {
 impl Cursor {
     /// Everything has been cut.
     pub(crate) fn is_done(&self, plan: &Plan) -> bool {
-        self.layer >= plan.layers || plan.runs.first.is_none()
+        self.layer >= plan.layers || plan.runs.is_empty()
     }
 
     /// Offsets of what comes next, and how long it is contiguous on both sides within its run.
@@ -237,8 +274,16 @@ impl Cursor {
             return None;
         }
         let run = plan.runs.get(self.run)?;
-        let src = plan.src.offset(self.layer, run.src + self.block) + self.byte;
-        let dst = plan.dst.offset(self.layer, run.dst + self.block) + self.byte;
+        let layer = plan.first_layer + self.layer;
+        if let Some(mapping) = &plan.mapping {
+            let chunk = mapping.chunk(run.src + self.block, run.dst + self.block, run.count - self.block);
+            let (src, dst, len) = mapping.row(&chunk, self.row);
+            let src = plan.src.offset(layer, chunk.src_block) + src + self.byte;
+            let dst = plan.dst.offset(layer, chunk.dst_block) + dst + self.byte;
+            return Some((src, dst, len - self.byte));
+        }
+        let src = plan.src.offset(layer, run.src + self.block) + self.byte;
+        let dst = plan.dst.offset(layer, run.dst + self.block) + self.byte;
         let dense = plan.src.block_stride == plan.block_bytes && plan.dst.block_stride == plan.block_bytes;
         let blocks = if dense { u64::from(run.count - self.block) } else { 1 };
         Some((src, dst, blocks * plan.block_bytes - self.byte))
@@ -246,11 +291,26 @@ impl Cursor {
 
     /// Moves on by `len` bytes, at most what `extent` has shown.
     fn advance(&mut self, plan: &Plan, len: u64) {
+        let Some(run) = plan.runs.get(self.run) else { return };
         let done = self.byte + len;
-        self.byte = done % plan.block_bytes;
-        // At most the run's count, a u32.
-        self.block += (done / plan.block_bytes) as u32;
-        if plan.runs.get(self.run).is_none_or(|run| self.block >= run.count) {
+        match &plan.mapping {
+            None => {
+                self.byte = done % plan.block_bytes;
+                // At most the run's count, a u32.
+                self.block += (done / plan.block_bytes) as u32;
+            }
+            Some(mapping) => {
+                let chunk = mapping.chunk(run.src + self.block, run.dst + self.block, run.count - self.block);
+                let row = mapping.row(&chunk, self.row).2;
+                self.byte = if done < row { done } else { 0 };
+                self.row += u64::from(done >= row);
+                if self.row == mapping.rows(&chunk) {
+                    self.row = 0;
+                    self.block += chunk.tokens;
+                }
+            }
+        }
+        if self.block >= run.count {
             self.block = 0;
             self.run += 1;
             if self.run == plan.runs.len() {

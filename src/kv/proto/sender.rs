@@ -95,7 +95,7 @@ impl Sender {
             .fold(self.base, u64::min)
     }
 
-    /// Checks a request (K6, R10) and takes it. The grant is used from here on, whatever becomes of the transfer.
+    /// Checks a request (K6, R10) and takes it, gated. The grant is used from here on, whatever becomes of the transfer.
     pub(super) fn write(&mut self, cfg: &Config, req: WriteRequest) -> Result<TransferId, Refused> {
         let grant = req.grant.id;
         check_grant(cfg, &req.grant, req.plan.bytes())?;
@@ -107,6 +107,7 @@ impl Sender {
         self.ledger.next += 1;
         self.transfers.push_back(Some(Transfer {
             grant,
+            gated: true,
             tag: req.tag,
             attempt: 0,
             plan: req.plan,
@@ -129,7 +130,6 @@ impl Sender {
             done_told: false,
             released_told: false,
         }));
-        self.waiting.push_back(id);
         self.timeout = Some(self.timeout.map_or(req.deadline, |t| t.min(req.deadline)));
         Ok(TransferId(id))
     }
@@ -141,6 +141,16 @@ impl Sender {
         }
         self.bound_used();
         Ok(())
+    }
+
+    /// Its data is ready: it waits for a slot.
+    pub(super) fn ungate(&mut self, id: u64) {
+        if let Some(t) = self.get_mut(id)
+            && std::mem::replace(&mut t.gated, false)
+            && t.abort.is_none()
+        {
+            self.waiting.push_back(id);
+        }
     }
 
     fn bound_used(&mut self) {

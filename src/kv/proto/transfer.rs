@@ -27,6 +27,8 @@ pub(super) struct Aborting {
 #[derive(Debug)]
 pub(super) struct Transfer {
     pub(super) grant: u64,
+    /// Its data is not ready: it does not ask for a slot.
+    pub(super) gated: bool,
     pub(super) tag: u64,
     pub(super) attempt: u16,
     pub(super) plan: Plan,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailConfig};
+use super::super::{Config, Connection, Credits, Ledger, Notify, Opening, RailConfig, TransferId};
 use super::Rng;
 use super::model::{GrantKey, Life};
 use super::pool::{BLOCK_BYTES, BLOCKS, Pool};
@@ -67,6 +67,8 @@ pub(super) struct Side {
     pub(super) readable: Vec<GrantKey>,
     /// Reads of the present connection whose blocks have not come back.
     pub(super) reads: BTreeMap<u64, Reading>,
+    /// Transfers that were accepted before their data was ready.
+    pub(super) gated: Vec<TransferId>,
     /// Messages that were accepted on this connection and not yet delivered to the peer.
     pub(super) messages: VecDeque<Vec<u8>>,
 }

@@ -17,6 +17,11 @@ impl World {
         }
         let Some(mut conn) = self.channels[ch].sides[side].conn.take() else { return };
         let what = rng.below(60);
+        // Sooner or later, and now and then when it is over, or the connection is another one.
+        let gated = &mut self.channels[ch].sides[side].gated;
+        if what % 2 == 0 && !gated.is_empty() {
+            conn.ungate(gated.swap_remove(what as usize % gated.len()));
+        }
         self.trace(|| format!("channel {ch}, side {side}: the user does {what}"));
         match what {
             0..16 => self.act_grant(rng, ch, side, &mut conn),
@@ -144,12 +149,18 @@ impl World {
         let grant = GrantRef { id, owner_epoch: epoch(owner), bound_epoch: epoch(me), max_bytes };
         let plan = plan.build().expect("small");
         let request = WriteRequest { grant, plan, tag, deadline: self.instant(deadline) };
-        let result = conn.write(request, self.instant(self.now));
+        // The data of some is ready later, or never.
+        let gated = time != AMPLE && tag % 3 == 0;
+        let now = self.instant(self.now);
+        let result = if gated { conn.write_gated(request, now) } else { conn.write(request, now) };
         self.summary.refused += u64::from(result.is_err());
         match result {
             Ok(transfer) => {
                 assert_eq!(owner, peer, "k6: a grant of an old epoch was accepted");
                 assert!(!used, "k6: a grant was accepted twice");
+                if gated {
+                    self.channels[ch].sides[side].gated.push(transfer);
+                }
                 self.model.grants.entry(key).and_modify(|g| g.used = true);
                 let pool = &mut self.ends[me.0].sources;
                 pool.take(&sources, (peer.0, transfer.0));

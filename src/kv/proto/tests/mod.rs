@@ -1,8 +1,10 @@
 //! Tests by contract, on two connections and a wire that the test holds in its hands.
 
 mod aborts;
+mod gated;
 mod landing;
 mod limits;
+mod mapped;
 mod opening;
 mod rails;
 mod reads;

@@ -1,0 +1,64 @@
+//! Runs: neighbours at the source that go to neighbours at the target, in units of blocks, or of tokens where a plan is mapped.
+
+use std::sync::Arc;
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Run {
+    pub(super) src: u32,
+    pub(super) dst: u32,
+    pub(super) count: u32,
+}
+
+/// Runs, the first of them in place: most plans of one block, or of neighbours, allocate nothing. The plans of several
+/// layers share the others.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Runs {
+    first: Option<Run>,
+    rest: Option<Arc<Vec<Run>>>,
+}
+
+impl Runs {
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<Run> {
+        match index.checked_sub(1) {
+            None => self.first,
+            Some(i) => self.rest.as_ref()?.get(i).copied(),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = Run> {
+        self.first.iter().chain(self.rest.iter().flat_map(|rest| rest.iter())).copied()
+    }
+}
+
+/// Runs that are being collected: each that continues the last one is merged with it.
+#[derive(Debug, Default)]
+pub(super) struct RunList {
+    first: Option<Run>,
+    rest: Vec<Run>,
+}
+
+impl RunList {
+    /// Adds a run, of which the ends fit into 32 bits.
+    pub(super) fn push(&mut self, run: Run) {
+        match self.rest.last_mut().or(self.first.as_mut()) {
+            // A merged run ends where this one does, so that its count fits, too.
+            Some(last) if last.src + last.count == run.src && last.dst + last.count == run.dst => {
+                last.count += run.count;
+            }
+            Some(_) => self.rest.push(run),
+            None => self.first = Some(run),
+        }
+    }
+
+    pub(super) fn freeze(self) -> Runs {
+        Runs { first: self.first, rest: (!self.rest.is_empty()).then(|| Arc::new(self.rest)) }
+    }
+}

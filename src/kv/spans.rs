@@ -1,0 +1,131 @@
+//! From a mapped request to a plan: stretches of tokens, counted over our blocks and over granted ones, become runs of tokens
+//! of the two pools.
+
+use super::blocks::Blocks;
+use super::grant::Grant;
+use super::mapping::Mapping;
+use super::pool::KvPool;
+use super::proto::PlanBuilder;
+use super::targets::{PeerPool, refused};
+use super::write::{WriteError, WriteRequest};
+
+/// Neighbouring tokens of the source that go to neighbouring tokens of the target.
+///
+/// Tokens are counted over the positions of each side: token `t` is in the block at position `t / tokens of a block`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenSpan {
+    /// The first token, in the source's blocks.
+    pub source: u32,
+    /// The first token, in the target's blocks.
+    pub target: u32,
+    /// How many.
+    pub tokens: u32,
+}
+
+/// What a mapped request copies.
+#[derive(Clone, Debug)]
+pub(crate) struct Mapped {
+    pub(crate) mapping: Mapping,
+    pub(crate) what: Stretch,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Stretch {
+    /// Every token of the source's blocks.
+    All,
+    Spans(Vec<TokenSpan>),
+}
+
+/// A list of blocks by position.
+trait Positions {
+    /// The block at a position, and how many neighbours from it on follow in sequence.
+    fn run_at(&self, position: u32) -> Option<(u32, u32)>;
+}
+
+impl Positions for Blocks {
+    fn run_at(&self, position: u32) -> Option<(u32, u32)> {
+        Self::run_at(self, position)
+    }
+}
+
+impl Positions for Grant {
+    fn run_at(&self, position: u32) -> Option<(u32, u32)> {
+        Self::run_at(self, position)
+    }
+}
+
+/// The runs of `request`.
+pub(super) fn runs(
+    request: &WriteRequest,
+    mapped: &Mapped,
+    pool: &KvPool,
+    peer: &PeerPool,
+) -> Result<PlanBuilder, WriteError> {
+    let (ours, theirs) = ((pool.layout(), &peer.ours), (&peer.layout, &peer.seams));
+    let mapping = &mapped.mapping;
+    mapping.check(ours.0.shape(), theirs.0.shape())?;
+    let (source, grant) = (&*request.source, &request.grant);
+    let (page, target_page) = (mapping.source().tokens(), mapping.target().tokens());
+    // A claim holds each block once, so that it has no more tokens than its pool. A grant may say what it likes.
+    let tokens = source.len().saturating_mul(page);
+    let granted = grant.len().saturating_mul(target_page);
+    let refused = |error| refused(error, pool, peer);
+    let mut builder = PlanBuilder::mapped(ours, theirs, mapping).map_err(refused)?;
+    let all = [TokenSpan { source: 0, target: 0, tokens }];
+    let spans = match &mapped.what {
+        Stretch::All => &all[..],
+        Stretch::Spans(spans) => {
+            check_overlap(spans)?;
+            spans
+        }
+    };
+    for span in spans {
+        end("token of the source", span.source, span.tokens, tokens)?;
+        end("token of the grant", span.target, span.tokens, granted)?;
+        let (mut src, mut dst, mut left) = (span.source, span.target, span.tokens);
+        while left > 0 {
+            // Both are inside, as `end` has checked.
+            let from = run_of_tokens(source, src, page);
+            let to = run_of_tokens(grant, dst, target_page);
+            let (Some((from, here)), Some((to, there))) = (from, to) else { break };
+            let count = left.min(here).min(there);
+            builder.push(from, to, count).map_err(refused)?;
+            (src, dst, left) = (src + count, dst + count, left - count);
+        }
+    }
+    Ok(builder)
+}
+
+/// Token `token` of a list of blocks as a token of its pool, and how many follow in sequence, at least 1.
+fn run_of_tokens(blocks: &impl Positions, token: u32, page: u32) -> Option<(u32, u32)> {
+    let (block, neighbours) = blocks.run_at(token / page)?;
+    let at = token % page;
+    // A block of a grant that is far outside of the pool: `push` refuses it where it ends up.
+    let first = block.saturating_mul(page).saturating_add(at);
+    Some((first, neighbours.saturating_mul(page) - at))
+}
+
+/// Refuses a span that does not end by `limit`.
+fn end(what: &'static str, first: u32, tokens: u32, limit: u32) -> Result<(), WriteError> {
+    match first.checked_add(tokens) {
+        Some(end) if end <= limit => Ok(()),
+        _ => {
+            let index = (u64::from(first) + u64::from(tokens)).saturating_sub(1);
+            Err(WriteError::OutOfRange { what, index, limit: limit.into() })
+        }
+    }
+}
+
+/// Refuses two spans that write one token.
+fn check_overlap(spans: &[TokenSpan]) -> Result<(), WriteError> {
+    let mut targets: Vec<(u32, u64)> = spans
+        .iter()
+        .filter(|span| span.tokens > 0)
+        .map(|span| (span.target, u64::from(span.target) + u64::from(span.tokens)))
+        .collect();
+    targets.sort_unstable();
+    match targets.windows(2).find(|pair| u64::from(pair[1].0) < pair[0].1) {
+        Some(pair) => Err(WriteError::TokenTwice { token: pair[1].0 }),
+        None => Ok(()),
+    }
+}
