@@ -51,7 +51,7 @@ pub(crate) use self::{
     agree::{Agreed, agree, path_mtu},
     cm_stream::{CmListener, Knock, dial_cm},
     deadline::Deadline,
-    handshake::{Expect, Incoming, client, part, see_off},
+    handshake::{Expect, Incoming, Offer, client, part, see_off},
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, Notify, NotifyModes},
     lines::Lines,
     oob::{OobListener, dial},

@@ -14,6 +14,7 @@ mod pd;
 pub(crate) mod profile;
 mod soft_config;
 mod soft_transport;
+pub mod topology;
 mod verbs_config;
 
 use std::net::{IpAddr, Ipv6Addr};

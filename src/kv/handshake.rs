@@ -26,8 +26,8 @@ use super::proto::{Config, Opening};
 use super::setup::{self, Built};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, Reject, Stage, agree, client, dial,
-    dial_cm, part, see_off,
+    Agreed, ConnectError, Deadline, Expect, Hello, Incoming, Notify, Offer, Reject, Stage, agree, client,
+    dial, dial_cm, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
@@ -185,7 +185,10 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
     };
-    let built = setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await?;
+    let built = match setup::build(shared, peer.qps.len().clamp(1, shared.max_qps())).await {
+        Ok(built) => built,
+        Err(error) => return Err(busy(offer, error).await),
+    };
     let entrance = match managed {
         None => None,
         Some(at) => Some(Entrance::open(shared, at).await?),
@@ -204,7 +207,10 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     };
     let (accepted, built) = match &entrance {
         None => {
-            let built = setup::connect(shared, built, &peer, &agreed, false).await?;
+            let built = match setup::connect(shared, built, &peer, &agreed, false).await {
+                Ok(built) => built,
+                Err(error) => return Err(busy(offer, error).await),
+            };
             (offer.accept(&ours).await?, built)
         }
         Some(entrance) => {
@@ -227,6 +233,14 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
             Err(error)
         }
     }
+}
+
+/// What this side could not have is for its own log; the peer hears that there is no room for it now.
+async fn busy<S: AsyncRead + AsyncWrite + Unpin>(offer: Offer<S>, error: ConnectError) -> ConnectError {
+    if let ConnectError::Resources { .. } | ConnectError::Descriptors { .. } = error {
+        offer.reject(Reject::Busy).await;
+    }
+    error
 }
 
 /// Both results, or the error that comes first.

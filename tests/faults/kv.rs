@@ -22,6 +22,7 @@ on_soft_profiles!(
     k4_a_cancel_of_what_is_held_back_travels,
     k4_a_grant_on_a_channel_that_is_ending_ends_too,
     k5_a_reader_stalled_for_ever_is_a_lost_peer,
+    k5_a_close_beside_a_peer_that_reads_nothing_ends_by_its_limit,
     k5_a_slow_rail_ends_at_the_users_deadline,
     r6_a_failed_request_ends_the_channel_and_every_write,
 );
@@ -253,6 +254,26 @@ async fn k5_a_reader_stalled_for_ever_is_a_lost_peer(on: On) {
     // Whichever side finds it first; the other may see the connection end.
     let causes = [e.sender.closed().await.cause(), e.receiver.closed().await.cause()];
     assert!(causes.contains(&Cause::PeerLost), "{causes:?}");
+    assert_eq!(arrivals(&e.receiver).await, []);
+    whole_again(&e).await;
+}
+
+/// The peer's time-out is a day away: it is the close that gives up, and gives everything back.
+async fn k5_a_close_beside_a_peer_that_reads_nothing_ends_by_its_limit(on: On) {
+    let day = Duration::from_secs(86_400);
+    let config = config().heartbeat(day / 4).peer_timeout(day).deadline(day).abort_grace(day);
+    let e = ends(on, "", "stall=100000s,stall_after=40000", config).await;
+    let requests: Vec<_> = (0..4).map(|i| request(&e, 8, i)).collect();
+    let writes: Vec<_> = requests.into_iter().map(|r| e.sender.write(r)).collect();
+    let closed = e.sender.close().await.unwrap_err();
+    assert_eq!(closed.cause(), Cause::CloseTimeout, "{closed}");
+    for write in writes {
+        match write.await.0 {
+            Err(WriteError::NotDelivered(Reason::Lost(_)) | WriteError::InDoubt { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    e.receiver.kill();
     assert_eq!(arrivals(&e.receiver).await, []);
     whole_again(&e).await;
 }

@@ -11,6 +11,7 @@ mod common;
 mod failure;
 mod identity;
 mod landing;
+mod lives;
 mod manager;
 #[path = "../on/mod.rs"]
 mod on;

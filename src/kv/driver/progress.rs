@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::Instant;
 
 use super::closed::ChannelClosed;
-use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, State};
+use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, SLICE, State};
 use crate::kv::arrival::ArrivalError;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
 use crate::kv::queues::{Outbox, Queue};
@@ -76,6 +76,9 @@ impl Inner {
                 return Step::More;
             }
             if busy {
+                if now.elapsed() >= SLICE {
+                    return Step::More;
+                }
                 armed = false;
                 continue;
             }
