@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use landfall::kv::{Blocks, Grant, KvChannel, KvPool, Write, WriteRequest};
 use tokio::sync::mpsc;
