@@ -173,8 +173,8 @@ fn k5_a_machine_that_is_gone_is_a_lost_peer_at_either_end() {
     if passed_over() {
         return;
     }
-    let (near, far) = Network::pair();
     for bootstrap in ["oob", "cm"] {
+        let (near, far) = Network::pair();
         let options = format!("--transport tcp --bootstrap {bootstrap} --requests 100000 --quiet");
         let listener = Listener::start(&far.enter(), FAR, &options);
         let mut dialling =
@@ -190,9 +190,12 @@ fn k5_a_machine_that_is_gone_is_a_lost_peer_at_either_end() {
         let said = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.code(), Some(1), "{said}");
         assert!(said.contains("peer_timeout"), "{said}");
+        // It may have been granting, waiting for a message, or for an arrival.
         let said = listener.ends_badly();
-        assert!(said.contains("peer_timeout"), "{said}");
-        far.sh("ip link set far up");
+        assert!(
+            ["peer_timeout", "the connection was lost"].iter().any(|words| said.contains(words)),
+            "{said}"
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use landfall::device::Device;
+use landfall::device::{Device, Profile};
 use landfall::kv::{
     ArrivalError, Cause, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout, Reason, Resolution,
     WriteError, WriteRequest,
@@ -22,7 +22,6 @@ on_soft_profiles!(
     k4_a_cancel_of_what_is_held_back_travels,
     k4_a_grant_on_a_channel_that_is_ending_ends_too,
     k5_a_reader_stalled_for_ever_is_a_lost_peer,
-    k5_a_close_beside_a_peer_that_reads_nothing_ends_by_its_limit,
     k5_a_slow_rail_ends_at_the_users_deadline,
     r6_a_failed_request_ends_the_channel_and_every_write,
 );
@@ -258,8 +257,19 @@ async fn k5_a_reader_stalled_for_ever_is_a_lost_peer(on: On) {
     whole_again(&e).await;
 }
 
+/// On one profile: it takes the five seconds that a close may take.
+#[test]
+fn k5_a_close_ends_by_its_limit_whatever_the_peer_does() {
+    crate::common::run(async {
+        tokio::join!(
+            close_beside_a_peer_that_reads_nothing(On::Soft(Profile::Default)),
+            close_beside_a_peer_that_reads_nothing(On::Shm(Profile::Default)),
+        );
+    });
+}
+
 /// The peer's time-out is a day away: it is the close that gives up, and gives everything back.
-async fn k5_a_close_beside_a_peer_that_reads_nothing_ends_by_its_limit(on: On) {
+async fn close_beside_a_peer_that_reads_nothing(on: On) {
     let day = Duration::from_secs(86_400);
     let config = config().heartbeat(day / 4).peer_timeout(day).deadline(day).abort_grace(day);
     let e = ends(on, "", "stall=100000s,stall_after=40000", config).await;

@@ -150,7 +150,8 @@ async fn k5_peers_that_die_in_the_middle_hurt_no_other(on: On) {
         for write in writes.into_iter().flatten() {
             match write.await.0 {
                 Ok(_) => {}
-                Err(WriteError::NotDelivered(_) | WriteError::InDoubt { .. } | WriteError::Closed { .. }) => {}
+                Err(WriteError::NotDelivered(_) | WriteError::InDoubt { .. } | WriteError::Closed { .. }) => {
+                }
                 Err(other) => panic!("{other:?}"),
             }
         }
