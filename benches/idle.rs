@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         }
     };
     let run = || -> Result<(), Error> {
-        allow_descriptors()?;
+        common::allow_descriptors()?;
         let transports = args.transport.map_or(vec![SoftTransport::Tcp, SoftTransport::Shm], |t| vec![t]);
         for transport in transports {
             let runtime = common::runtime()?;
@@ -96,26 +96,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// As many descriptors as the system lets this process have.
-fn allow_descriptors() -> Result<(), Error> {
-    const MANY: u64 = 1 << 20;
-    let mut limit = libc::rlimit { rlim_cur: MANY, rlim_max: MANY };
-    // SAFETY: the pointer is to a live rlimit, which the call only reads. Root may go above the present limit.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0 {
-        return Ok(());
-    }
-    // SAFETY: the pointer is to a live rlimit, for the call to write.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
-        return Err(std::io::Error::last_os_error().into());
-    }
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: the pointer is to a live rlimit, which the call only reads.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } != 0 {
-        return Err(std::io::Error::last_os_error().into());
-    }
-    Ok(())
 }
 
 /// What this process has.

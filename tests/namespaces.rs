@@ -65,6 +65,15 @@ impl Network {
         assert!(out.status.success(), "{script}: {}", String::from_utf8_lossy(&out.stderr));
     }
 
+    /// Bytes that have gone out by the cable's near end.
+    fn carried(&self) -> u64 {
+        let enter = self.enter();
+        let words = ["ip", "-json", "-statistics", "link", "show", "near"];
+        let out = Command::new(&enter[0]).args(&enter[1..]).args(words).output().unwrap();
+        let seen: Value = serde_json::from_slice(&out.stdout).unwrap();
+        seen[0]["stats64"]["tx"]["bytes"].as_u64().unwrap_or_else(|| panic!("{seen}"))
+    }
+
     /// Two of them, joined by a cable.
     fn pair() -> (Self, Self) {
         let (near, far) = (Self::new(), Self::new());
@@ -92,7 +101,7 @@ fn kv_stream(enter: &[String], args: &str) -> Command {
     assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
     let words: Vec<_> = enter.iter().map(Into::into).chain([path.into_os_string()]).collect();
     let mut command = Command::new(&words[0]);
-    command.args(&words[1..]).args(args.split_whitespace()).args(["--tokens", "256", "--requests", "2"]);
+    command.args(&words[1..]).args(["--tokens", "256", "--requests", "2"]).args(args.split_whitespace());
     command.env_remove("LANDFALL_SOFT").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -113,6 +122,14 @@ impl Listener {
         let address = line.trim().strip_prefix("kv_stream: listening on ");
         let address = address.unwrap_or_else(|| panic!("no address: {line}")).to_owned();
         Self { child, stderr, address }
+    }
+
+    /// What it said before it ended with a failure.
+    fn ends_badly(mut self) -> String {
+        let mut said = String::new();
+        self.stderr.read_to_string(&mut said).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(1), "{said}");
+        said
     }
 
     fn ends_well(mut self) {
@@ -146,6 +163,39 @@ fn complaint(out: &Output, about: &[&str]) {
     assert_eq!(said.trim_end().lines().count(), 1, "{said}");
     for about in about {
         assert!(said.contains(about), "{about:?} is not in: {said}");
+    }
+}
+
+/// A machine that is gone says nothing, and what is sent to it gets lost. Both ends find that by their heartbeats, within the
+/// peer's time-out of 5 s, and end with their blocks back.
+#[test]
+fn k5_a_machine_that_is_gone_is_a_lost_peer_at_either_end() {
+    if passed_over() {
+        return;
+    }
+    for bootstrap in ["oob", "cm"] {
+        let (near, far) = Network::pair();
+        let options = format!("--transport tcp --bootstrap {bootstrap} --requests 100000 --quiet");
+        let listener = Listener::start(&far.enter(), FAR, &options);
+        let mut dialling =
+            kv_stream(&near.enter(), &format!("--connect {} {options}", listener.address)).spawn().unwrap();
+        // In the middle of it: ten megabytes are on their way, or were.
+        let before = near.carried();
+        while near.carried() < before + 10_000_000 {
+            assert!(dialling.try_wait().unwrap().is_none(), "it ended before the machine was gone");
+            std::thread::yield_now();
+        }
+        far.sh("ip link set far down");
+        let out = dialling.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        assert!(said.contains("peer_timeout"), "{said}");
+        // It may have been granting, waiting for a message, or for an arrival.
+        let said = listener.ends_badly();
+        assert!(
+            ["peer_timeout", "the connection was lost"].iter().any(|words| said.contains(words)),
+            "{said}"
+        );
     }
 }
 

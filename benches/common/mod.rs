@@ -26,6 +26,26 @@ pub fn pin(cpu: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// As many descriptors as the system lets this process have.
+pub fn allow_descriptors() -> Result<(), Error> {
+    const MANY: u64 = 1 << 20;
+    let mut limit = libc::rlimit { rlim_cur: MANY, rlim_max: MANY };
+    // SAFETY: the pointer is to a live rlimit, which the call only reads. Root may go above the present limit.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0 {
+        return Ok(());
+    }
+    // SAFETY: the pointer is to a live rlimit, for the call to write.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the pointer is to a live rlimit, which the call only reads.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } != 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(())
+}
+
 pub fn runtime() -> Result<tokio::runtime::Runtime, Error> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::error::QpError;
+use crate::provider::limits;
 
 /// Where a connect or an accept stood when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -268,7 +269,20 @@ pub enum ConnectError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The listening side cannot take one more channel now.
+    /// No file descriptor is left for a socket or a queue of this side.
+    #[error(
+        "no file descriptor is left for the channel{}; raise the limit (`ulimit -n`), or close channels",
+        OpenFiles(limit)
+    )]
+    Descriptors {
+        /// The most that this process may have open, as `ulimit -n` prints it; the host has a limit of its own in
+        /// `/proc/sys/fs/file-max`. `None` where it is not known, or there is none.
+        limit: Option<u64>,
+        /// What could not be had.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The listening side cannot take one more channel now, for want of descriptors, memory or what a device has.
     #[error("the listening side cannot take one more channel now; retry later")]
     Busy,
     /// The peer is closing.
@@ -387,6 +401,7 @@ impl ConnectError {
             | Self::NoScope { .. }
             | Self::NoLocalAddress { .. }
             | Self::Resources { .. }
+            | Self::Descriptors { .. }
             | Self::RefusedAsMalformed { .. } => Fault::Local,
             Self::NotLandfall { .. }
             | Self::TooLarge { .. }
@@ -425,12 +440,23 @@ impl ConnectError {
             K::ConnectionReset | K::BrokenPipe | K::UnexpectedEof if stage != Stage::Dial => {
                 Self::Closed { stage }
             }
+            _ if is_descriptors(&source) => Self::no_descriptor(source.into()),
             _ => Self::Io { stage, source },
         }
     }
 
     pub(crate) fn resources(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::Resources { source: source.into() }
+        let source = source.into();
+        let first: &(dyn std::error::Error + 'static) = &*source;
+        let mut causes = std::iter::successors(Some(first), |error| error.source());
+        if causes.any(|error| error.downcast_ref().is_some_and(is_descriptors)) {
+            return Self::no_descriptor(source);
+        }
+        Self::Resources { source }
+    }
+
+    fn no_descriptor(source: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        Self::Descriptors { limit: limits::open_files().ok().flatten(), source }
     }
 
     /// A queue pair could not be connected.
@@ -455,6 +481,15 @@ impl fmt::Display for At<'_> {
     }
 }
 
+/// The limit of open files, as words of a message.
+struct OpenFiles<'a>(&'a Option<u64>);
+
+impl fmt::Display for OpenFiles<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |limit| write!(f, " (this process may have {limit} open files)"))
+    }
+}
+
 /// What to do about RDMA_CM's `error`, as the end of a message.
 fn manager_fix(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
@@ -476,6 +511,11 @@ fn manager_fix(error: &io::Error) -> &'static str {
         }
         _ => "",
     }
+}
+
+/// This process or host is out of descriptors.
+fn is_descriptors(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// This process or host is out of descriptors, memory or ports.

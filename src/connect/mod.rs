@@ -55,7 +55,7 @@ pub(crate) use self::{
     cm_stream::{CmListener, Knock, dial_cm},
     codec_rail::{addresses, put_addresses, put_socket, socket},
     deadline::Deadline,
-    handshake::{Expect, Incoming, client, part, see_off},
+    handshake::{Expect, Incoming, Offer, client, part, see_off},
     hello::{
         Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, MAX_NAME, Notify, NotifyModes,
     },

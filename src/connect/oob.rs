@@ -33,7 +33,7 @@ impl OobListener {
         // A socket address needs no look-up: this does not wait.
         let listener = TcpListener::bind(addr).await.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => ConnectError::AddrInUse { addr },
-            _ => ConnectError::Io { stage: Stage::Listen, source },
+            _ => ConnectError::io(Stage::Listen, source),
         })?;
         let local =
             listener.local_addr().map_err(|source| ConnectError::Io { stage: Stage::Listen, source })?;

@@ -37,10 +37,20 @@ impl Sysfs {
         Self { root: root.into() }
     }
 
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The names of all RDMA devices, in no order.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = String> + use<> {
+        names(&self.root.join("class/infiniband"))
+    }
+
     /// All ports of all RDMA devices, in the order of their names. None, where the kernel has no such device.
     pub fn ports(&self) -> Vec<CounterPort> {
         let devices = self.root.join("class/infiniband");
-        let mut ports: Vec<_> = names(&devices)
+        let mut ports: Vec<_> = self
+            .devices()
             .flat_map(|device| {
                 let numbers = names(&devices.join(&device).join("ports"));
                 numbers.filter_map(move |port| Some(CounterPort::new(&device, port.parse().ok()?)))

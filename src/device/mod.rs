@@ -15,6 +15,7 @@ pub(crate) mod profile;
 mod soft_config;
 mod soft_link;
 mod soft_transport;
+pub mod topology;
 mod verbs_config;
 
 use std::net::{IpAddr, Ipv6Addr};

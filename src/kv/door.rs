@@ -1,5 +1,6 @@
 //! The listening side of either bootstrap: who comes in, one task each.
 
+use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use tokio::task::JoinSet;
 use super::bootstrap::{Chosen, Way};
 use super::endpoint::Shared;
 use super::handshake::{Accepted, Answered, answer};
-use crate::connect::{CmListener, ConnectError, Incoming, Knock, OobListener};
+use crate::connect::{CmListener, ConnectError, Fault, Incoming, Knock, OobListener};
 
 /// Where peers come in.
 pub(super) struct Door {
@@ -73,6 +74,11 @@ impl Door {
                         let from = caller.peer();
                         match caller.answer(&shared, chosen, channels).await {
                             Ok((channel, place)) => drop(place.send(Ok(channel))),
+                            // What this side lacks is for whoever runs it to mend.
+                            Err(error) if error.fault() == Fault::Local => {
+                                let why = error.source().map(ToString::to_string);
+                                tracing::warn!(%from, %error, why, "a peer was turned away");
+                            }
                             Err(error) => tracing::debug!(%from, %error, "a handshake failed"),
                         }
                     });

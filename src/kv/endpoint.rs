@@ -155,6 +155,8 @@ impl KvEndpoint {
     ///
     /// # Errors
     /// By the deadline in [`KvConfig::connect_timeout`], name look-up included; a failed connect leaves nothing.
+    /// [`ConnectError::Descriptors`] when this process has no file descriptor left (a channel takes several, see
+    /// [tuning](crate::guide::tuning)), [`ConnectError::Busy`] when the peer has none, or nothing else that a channel needs.
     /// [`ConnectError::Resources`] with [`DeviceError::NoManualConnect`] when out of band is asked for on a device that only
     /// a connection manager can connect. [`ConnectError::TransportMismatch`] and [`ConnectError::NoPath`] when the soft devices'
     /// [`SoftTransport`]s do not lead to each other. [`ConnectError::fault`] says who has to change something.

@@ -25,7 +25,7 @@ use super::rail::why;
 use super::setup;
 use super::targets::PeerPool;
 use crate::connect::{
-    ConnectError, Deadline, Expect, Hello, Incoming, Reject, Role, Stage, agree, client, dial, dial_cm, part,
+    ConnectError, Deadline, Expect, Hello, Incoming, Offer, Reject, Role, Stage, agree, client, dial, dial_cm, part,
     see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
@@ -202,7 +202,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
             offer.reject(Reject::Unsupported { what: why(&error) }).await;
             return Err(error);
         }
-        Err(error) => return Err(error),
+        Err(error) => return Err(busy(offer, error).await),
     };
     let first = setup::first_of(shared, &built, managed.is_some());
     let entrances = match managed {
@@ -223,7 +223,10 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     }
     let (accepted, rails) = match managed {
         None => {
-            let (rails, left_out) = rails.connect(shared, false).await?;
+            let (rails, left_out) = match rails.connect(shared, false).await {
+                Ok(connected) => connected,
+                Err(error) => return Err(busy(offer, error).await),
+            };
             setup::leave_out(&mut ours, &left_out);
             let mut accepted = offer.accept(&ours).await?;
             let late = std::mem::take(&mut accepted.late);
@@ -255,6 +258,14 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
             Err(error)
         }
     }
+}
+
+/// What this side could not have is for its own log; the peer hears that there is no room for it now.
+async fn busy<S: AsyncRead + AsyncWrite + Unpin>(offer: Offer<S>, error: ConnectError) -> ConnectError {
+    if let ConnectError::Resources { .. } | ConnectError::Descriptors { .. } = error {
+        offer.reject(Reject::Busy).await;
+    }
+    error
 }
 
 /// Which side of the handshake we are.

@@ -17,6 +17,7 @@
 // The soft provider's errors are completions: without another one nothing is dispatched.
 #[cfg_attr(not(feature = "verbs"), allow(dead_code))]
 pub(crate) mod events;
+pub(crate) mod limits;
 #[cfg(feature = "verbs")]
 mod raw;
 pub(crate) mod soft;

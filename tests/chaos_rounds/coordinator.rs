@@ -1,12 +1,12 @@
 //! A round from outside: its processes, its signals, and whether what they say fits together.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::node::{Node, PATIENCE};
+use crate::node::{Node, PATIENCE, hear_any};
 use crate::plan::{Part, Plan, Shot, Signal};
+use crate::said::Said;
 
 /// A round that takes longer hangs.
 const ROUND: Duration = Duration::from_secs(150);
@@ -21,16 +21,6 @@ pub struct Coordinator {
     arrived: u64,
     killed: u64,
     stopped: u64,
-}
-
-/// What the processes of a round have said.
-#[derive(Default)]
-struct Said {
-    /// By tag, of writes whose sender told: true is landed.
-    ended: BTreeMap<u64, bool>,
-    doubts: BTreeSet<u64>,
-    arrived: BTreeSet<u64>,
-    bad: Vec<String>,
 }
 
 /// One worker's part of the round.
@@ -85,7 +75,9 @@ impl Coordinator {
             Ok(result) => result?,
             Err(_) => return Err(format!("the round does not end within {ROUND:?}; {:?}", said.bad)),
         };
-        said.verdict(receiver_lives)
+        said.verdict(|_| receiver_lives);
+        said.bad.append(&mut said.leaks);
+        if said.bad.is_empty() { Ok(()) } else { Err(said.bad.join("; ")) }
     }
 
     /// True when the receiver lived to the end, so that what it has said is all.
@@ -104,7 +96,9 @@ impl Coordinator {
             }
             let wake = runners.iter().filter_map(|r| r.wake).min();
             let (who, line) = tokio::select! {
-                heard = self.hear(&runners) => heard,
+                heard = hear_any(&mut self.nodes, |who| {
+                    runners.get(who).is_some_and(|r| r.state == State::Running)
+                }) => heard,
                 () = sleep_until(wake) => {
                     self.wake(&mut runners);
                     continue;
@@ -156,28 +150,6 @@ impl Coordinator {
         }
     }
 
-    /// The next line of any worker that has not ended its part.
-    async fn hear(&mut self, runners: &[Runner]) -> (usize, Option<String>) {
-        use std::future::{Future, poll_fn};
-        use std::task::Poll;
-        let mut hearing: Vec<_> = self
-            .nodes
-            .iter_mut()
-            .enumerate()
-            .filter(|(who, _)| runners.get(*who).is_some_and(|r| r.state == State::Running))
-            .filter_map(|(who, node)| node.as_mut().map(|node| (who, Box::pin(node.hear()))))
-            .collect();
-        poll_fn(|cx| {
-            for (who, line) in &mut hearing {
-                if let Poll::Ready(line) = line.as_mut().poll(cx) {
-                    return Poll::Ready((*who, line));
-                }
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
     /// Sends the signals whose moment has come.
     fn shoot(&mut self, shots: &mut Vec<Shot>, runners: &mut [Runner]) {
         shots.retain(|shot| {
@@ -225,39 +197,4 @@ async fn sleep_until(at: Option<Instant>) {
 /// A command, but for its first word.
 fn words(part: &Part, rest: &str) -> String {
     format!("{} {} {} {rest}{}", part.seed, part.qps, part.bootstrap.name(), part.soft)
-}
-
-impl Said {
-    fn hear(&mut self, what: &str, rest: &str) -> Result<(), String> {
-        if what == "bad" {
-            self.bad.push(rest.to_owned());
-            return Ok(());
-        }
-        let tag: u64 = rest.parse().map_err(|_| format!("a worker said {what} {rest}"))?;
-        let news = match what {
-            // An answer to a doubt comes later, and once.
-            "landed" => self.ended.insert(tag, true).is_none(),
-            "lost" => self.ended.insert(tag, false).is_none(),
-            "doubt" => self.doubts.insert(tag),
-            "arrived" => self.arrived.insert(tag),
-            _ => return Err(format!("a worker said {what} {rest}")),
-        };
-        if !news {
-            self.bad.push(format!("{tag:#x} {what} twice (K2)"));
-        }
-        Ok(())
-    }
-
-    fn verdict(mut self, receiver_lives: bool) -> Result<(), String> {
-        for (tag, landed) in &self.ended {
-            match (landed, self.arrived.contains(tag)) {
-                (true, false) if receiver_lives => {
-                    self.bad.push(format!("{tag:#x} landed and did not arrive (K1)"));
-                }
-                (false, true) => self.bad.push(format!("{tag:#x} was not delivered, and arrived (K2)")),
-                _ => {}
-            }
-        }
-        if self.bad.is_empty() { Ok(()) } else { Err(self.bad.join("; ")) }
-    }
 }

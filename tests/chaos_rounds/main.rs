@@ -7,20 +7,30 @@
 //! ```text
 //!   main.rs         arguments; rounds, one after the other; what they found
 //!   plan.rs         a round, drawn from its seed
-//!   coordinator.rs  the processes of a round, its signals, and the verdict      node.rs  one worker process, from outside
-//!   worker.rs       a worker process: commands in, lines out                    levels.rs  what must be back at its level
-//!   receiver.rs     grants blocks, takes arrivals, watches memory
-//!   sender.rs       writes, cancels, reconnects, resolves what is in doubt      content.rs  bytes that can be recognised
+//!   coordinator.rs  the processes of a round, and its signals                   node.rs  one worker process, from outside
+//!   said.rs         what they said of their transfers, and the verdict          faults.rs  faults of a device, drawn
+//!   worker.rs       a worker's part of a round                                  process.rs  a worker process: commands in, lines out
+//!                                                                               levels.rs  what must be back at its level
+//!   receiver.rs     grants blocks                                               arrivals.rs  checks what comes, and what must not
+//!   sender.rs       writes, cancels, reconnects                                 outcome.rs  what became of a write
+//!                                                                               content.rs  bytes that can be recognised
 //! ```
+//!
+//! The right column is shared with tests/soak.
 //!
 //! Without arguments, as `cargo test` starts it, it runs a round of each profile.
 
+mod arrivals;
 mod content;
 mod coordinator;
+mod faults;
 mod levels;
 mod node;
+mod outcome;
 mod plan;
+mod process;
 mod receiver;
+mod said;
 mod sender;
 mod worker;
 
@@ -83,8 +93,8 @@ impl Args {
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|w| w == worker::ARGUMENT) {
-        return worker::main();
+    if words.first().is_some_and(|w| w == process::ARGUMENT) {
+        return process::run(worker::part);
     }
     let args = match words.split_first() {
         Some((first, options)) if first == RUN => Args::parse(options),

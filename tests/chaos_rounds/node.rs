@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::worker;
+use crate::process;
 
 /// Far above what a worker takes for anything, on a busy machine too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ impl Node {
     pub fn start() -> std::io::Result<Self> {
         // This very program, also when its file was built anew meanwhile.
         let mut child = Command::new("/proc/self/exe")
-            .arg(worker::ARGUMENT)
+            .arg(process::ARGUMENT)
             // One arena, and nothing of it by mmap: then each mapping is one that somebody asked for.
             .env("MALLOC_ARENA_MAX", "1")
             .env("MALLOC_MMAP_THRESHOLD_", "33554432")
@@ -67,4 +67,28 @@ impl Node {
     pub async fn kill(mut self) {
         let _ = self.child.kill().await;
     }
+}
+
+/// The next line of any of the nodes that are `asked`, and which one it is; `None` when that one has ended.
+pub async fn hear_any<N: std::borrow::BorrowMut<Node>>(
+    nodes: &mut [Option<N>],
+    asked: impl Fn(usize) -> bool,
+) -> (usize, Option<String>) {
+    use std::future::{Future, poll_fn};
+    use std::task::Poll;
+    let mut hearing: Vec<_> = nodes
+        .iter_mut()
+        .enumerate()
+        .filter(|(who, _)| asked(*who))
+        .filter_map(|(who, node)| node.as_mut().map(|node| (who, Box::pin(node.borrow_mut().hear()))))
+        .collect();
+    poll_fn(|cx| {
+        for (who, line) in &mut hearing {
+            if let Poll::Ready(line) = line.as_mut().poll(cx) {
+                return Poll::Ready((*who, line));
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }

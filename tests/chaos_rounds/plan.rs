@@ -3,10 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use landfall::device::{Faults, Profile, SoftConfig, SoftTransport};
+use landfall::device::{Profile, SoftConfig, SoftTransport};
 use landfall::kv::Bootstrap;
 
 use crate::content::Rng;
+use crate::faults::faults;
 
 /// Transfers that each sender tries.
 const TRANSFERS: (u64, u64) = (4, 24);
@@ -88,28 +89,6 @@ impl Plan {
         }
         Self { parts, shots }
     }
-}
-
-/// One or two faults, in sizes that the traffic of a round reaches.
-fn faults(rng: &mut Rng) -> Faults {
-    let mut faults = Faults::new();
-    for _ in 0..rng.range(1, 2) {
-        let ms = |rng: &mut Rng, most| Duration::from_millis(rng.range(1, most));
-        faults = match rng.range(0, 9) {
-            0 => faults.delay(ms(rng, 20)),
-            1 | 2 => faults.reorder(ms(rng, 20)),
-            3 => faults.rate(rng.range(500_000, 20_000_000)),
-            4 | 5 => faults.drop_after(rng.range(200, 1_500_000)),
-            6 => faults.fail_post(rng.range(1, 120)),
-            7 => faults.fail_wr(rng.range(1, 120)),
-            8 => {
-                let for_ = ms(rng, 1600);
-                faults.stall(for_).stall_after(rng.range(0, 800_000))
-            }
-            _ => faults.kill_after(rng.range(500, 1_500_000)),
-        };
-    }
-    faults
 }
 
 impl fmt::Display for Plan {

@@ -1,24 +1,18 @@
-//! The receiving part: it grants blocks, checks what arrives, and watches the blocks that nobody may write to.
+//! The receiving part: it grants blocks, has what arrives checked, and the blocks that nobody may write to watched.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::time::Duration;
 
-use landfall::kv::{ArrivalError, Blocks, KvChannel, KvEndpoint, KvPool};
+use landfall::kv::{KvChannel, KvEndpoint};
 use tokio::task::LocalSet;
 
-use crate::content::{BLOCKS, Rng, differs, fill};
+use crate::arrivals::{GUARD, check, come_back, take, watch};
+use crate::content::{Rng, differs, fill};
 use crate::node::PATIENCE;
-use crate::worker::{Commands, bad, say};
+use crate::process::{Commands, bad, say};
 
 /// Blocks that are never granted.
 const GUARDED: u32 = 8;
-/// What blocks hold that no peer may write to: never granted, and those that have come back from a transfer.
-const GUARD: u64 = 0x6775_6172_6400_0000;
-/// How many claims of a channel are watched after their transfer before they are granted again. With two channels at 8 blocks
-/// each, enough of the pool is left for what is in flight.
-const WATCHED: usize = 2;
-
 pub async fn run(endpoint: KvEndpoint, seed: u64, commands: &mut Commands) -> Result<(), String> {
     let pool = endpoint.pool().clone();
     let mut guarded = pool.try_alloc(GUARDED).map_err(|e| e.to_string())?;
@@ -69,32 +63,7 @@ pub async fn run(endpoint: KvEndpoint, seed: u64, commands: &mut Commands) -> Re
         bad(format_args!("blocks that were never granted were written: {what}"));
     }
     drop(guarded);
-    come_back(&endpoint).await;
-    Ok(())
-}
-
-/// R7, K5: every block is back, whatever has become of the channels.
-pub async fn come_back(endpoint: &KvEndpoint) {
-    let back = async {
-        while endpoint.pool().free_blocks() < BLOCKS {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    if tokio::time::timeout(PATIENCE, back).await.is_err() {
-        bad(format_args!("{} of {BLOCKS} blocks came back", endpoint.pool().free_blocks()));
-    }
-}
-
-/// Takes a few free blocks again and again, and looks whether they stay as they are: no peer reaches what is free (K4).
-async fn watch(pool: KvPool, mut rng: Rng) {
-    loop {
-        if let Ok(mut blocks) = pool.try_alloc(rng.range(1, 6) as u32) {
-            fill(&mut blocks, GUARD);
-            tokio::time::sleep(Duration::from_millis(rng.range(1, 10))).await;
-            check(&blocks);
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    come_back(endpoint.pool()).await
 }
 
 async fn serve(channel: KvChannel, mut rng: Rng) {
@@ -140,37 +109,4 @@ async fn grant(channel: KvChannel, mut rng: Rng) -> u64 {
         }
     }
     granted
-}
-
-/// Checks what arrives until the channel has ended. The number of grants that have ended.
-async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) -> u64 {
-    for ended in 0.. {
-        match channel.next_arrival().await {
-            Ok(arrival) => {
-                let tag = arrival.tag();
-                if let Some(what) = differs(arrival.blocks(), tag) {
-                    bad(format_args!("an arrival is torn (K1, K3): {what}"));
-                }
-                let mut blocks = arrival.into_blocks();
-                fill(&mut blocks, GUARD);
-                watched.borrow_mut().push_back(blocks);
-                say(format_args!("arrived {tag}"));
-                let old = watched.borrow().len() > WATCHED;
-                if old && let Some(blocks) = watched.borrow_mut().pop_front() {
-                    check(&blocks);
-                }
-            }
-            Err(ArrivalError::Aborted { .. }) => {}
-            Err(_) => return ended,
-        }
-        say("step");
-        tokio::task::yield_now().await;
-    }
-    u64::MAX
-}
-
-fn check(blocks: &Blocks) {
-    if let Some(what) = differs(blocks, GUARD) {
-        bad(format_args!("a late write reached blocks that had been given back (K4): {what}"));
-    }
 }

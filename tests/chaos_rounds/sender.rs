@@ -4,12 +4,13 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use landfall::kv::{Grant, KvChannel, KvEndpoint, Resolution, TransferId, Write, WriteError, WriteRequest};
+use landfall::kv::{Grant, KvChannel, KvEndpoint, TransferId, Write, WriteRequest};
 
+use crate::arrivals::come_back;
 use crate::content::{Rng, fill_for};
 use crate::node::PATIENCE;
-use crate::receiver::come_back;
-use crate::worker::{bad, say};
+use crate::outcome::{end, resolve};
+use crate::process::bad;
 
 /// Writes in flight at once.
 const AHEAD: usize = 3;
@@ -46,7 +47,7 @@ pub async fn run(
     for _ in 0..CHANNELS {
         // The receiver may be dead, or stopped.
         let Ok(channel) = this.endpoint.connect(to).await else { continue };
-        this.resolve(&channel).await;
+        resolve(&channel, &mut this.doubts).await;
         this.write_all(&channel).await;
         let graceful = match tokio::time::timeout(PATIENCE, channel.close()).await {
             Ok(end) => end.is_ok(),
@@ -59,26 +60,10 @@ pub async fn run(
             break;
         }
     }
-    come_back(&this.endpoint).await;
-    Ok(())
+    come_back(this.endpoint.pool()).await
 }
 
 impl Sender {
-    /// K2: what was in doubt on an earlier channel.
-    async fn resolve(&mut self, channel: &KvChannel) {
-        for (tag, transfer) in std::mem::take(&mut self.doubts) {
-            let asked = tokio::time::timeout(PATIENCE, channel.resolve(transfer)).await;
-            match asked {
-                Ok(Some(Resolution::Landed)) => say(format_args!("landed {tag}")),
-                Ok(Some(Resolution::NotDelivered)) => say(format_args!("lost {tag}")),
-                // The receiver is another one, or this channel has ended as well.
-                Ok(Some(_)) => {}
-                Ok(None) => self.doubts.push((tag, transfer)),
-                Err(_) => bad(format_args!("transfer {transfer} stays in doubt on a channel (K2)")),
-            }
-        }
-    }
-
     async fn write_all(&mut self, channel: &KvChannel) {
         let mut writes: VecDeque<(u64, Write)> = VecDeque::new();
         while self.next < self.last {
@@ -109,33 +94,12 @@ impl Sender {
             if writes.len() >= AHEAD
                 && let Some((tag, write)) = writes.pop_front()
             {
-                self.end(tag, write).await;
+                self.doubts.extend(end(tag, write).await);
             }
         }
         for (tag, write) in writes {
-            self.end(tag, write).await;
+            self.doubts.extend(end(tag, write).await);
         }
-    }
-
-    async fn end(&mut self, tag: u64, write: Write) {
-        let Ok((ended, source)) = tokio::time::timeout(PATIENCE, write).await else {
-            return bad(format_args!("write {tag:#x} does not end (K5)"));
-        };
-        if std::sync::Arc::strong_count(&source) != 1 {
-            bad(format_args!("the source of {tag:#x} came back with another owner (R1)"));
-        }
-        match ended {
-            Ok(_) => say(format_args!("landed {tag}")),
-            Err(WriteError::InDoubt { transfer, .. }) => {
-                say(format_args!("doubt {tag}"));
-                self.doubts.push((tag, transfer));
-            }
-            Err(WriteError::NotDelivered(_) | WriteError::Closed { .. } | WriteError::StaleGrant { .. }) => {
-                say(format_args!("lost {tag}"));
-            }
-            Err(other) => bad(format_args!("write {tag:#x}: {other}")),
-        }
-        say("step");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use landfall::device::Device;
+use landfall::device::{Device, Profile};
 use landfall::kv::{
     ArrivalError, Cause, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout, Reason, Resolution,
     WriteError, WriteRequest,
@@ -253,6 +253,37 @@ async fn k5_a_reader_stalled_for_ever_is_a_lost_peer(on: On) {
     // Whichever side finds it first; the other may see the connection end.
     let causes = [e.sender.closed().await.cause(), e.receiver.closed().await.cause()];
     assert!(causes.contains(&Cause::PeerLost), "{causes:?}");
+    assert_eq!(arrivals(&e.receiver).await, []);
+    whole_again(&e).await;
+}
+
+/// On one profile: it takes the five seconds that a close may take.
+#[test]
+fn k5_a_close_ends_by_its_limit_whatever_the_peer_does() {
+    crate::common::run(async {
+        tokio::join!(
+            close_beside_a_peer_that_reads_nothing(On::Soft(Profile::Default)),
+            close_beside_a_peer_that_reads_nothing(On::Shm(Profile::Default)),
+        );
+    });
+}
+
+/// The peer's time-out is a day away: it is the close that gives up, and gives everything back.
+async fn close_beside_a_peer_that_reads_nothing(on: On) {
+    let day = Duration::from_secs(86_400);
+    let config = config().heartbeat(day / 4).peer_timeout(day).deadline(day).abort_grace(day);
+    let e = ends(on, "", "stall=100000s,stall_after=40000", config).await;
+    let requests: Vec<_> = (0..4).map(|i| request(&e, 8, i)).collect();
+    let writes: Vec<_> = requests.into_iter().map(|r| e.sender.write(r)).collect();
+    let closed = e.sender.close().await.unwrap_err();
+    assert_eq!(closed.cause(), Cause::CloseTimeout, "{closed}");
+    for write in writes {
+        match write.await.0 {
+            Err(WriteError::NotDelivered(Reason::Lost(_)) | WriteError::InDoubt { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    e.receiver.kill();
     assert_eq!(arrivals(&e.receiver).await, []);
     whole_again(&e).await;
 }

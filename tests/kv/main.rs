@@ -12,6 +12,7 @@ mod failure;
 mod identity;
 mod landing;
 mod layers;
+mod lives;
 mod manager;
 #[path = "../on/mod.rs"]
 mod on;

@@ -69,6 +69,9 @@ use reads::{Asked, Reads};
 const BATCH: usize = 64;
 /// Polls that one slice makes before it yields (R9).
 const POLLS: usize = 8;
+/// How long a slice may go on before it yields all the same: one poll of a transport in software moves as much as a megabyte, and
+/// every other channel of the runtime waits meanwhile.
+const SLICE: Duration = Duration::from_micros(200);
 /// How long flushed work requests may take to come back after the queue pairs were put in the error state. Drivers
 /// flush at once; a queue pair that has not by then is destroyed all the same, which frees its buffers too.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);

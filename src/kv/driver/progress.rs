@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::closed::ChannelClosed;
 use super::rail::{Phase, Rail};
 use super::rails::Job;
-use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, State};
+use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, SLICE, State};
 use crate::kv::arrival::ArrivalError;
 use crate::kv::parts::Held;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
@@ -80,6 +80,9 @@ impl Inner {
                 return Step::More;
             }
             if busy {
+                if now.elapsed() >= SLICE {
+                    return Step::More;
+                }
                 armed = false;
                 continue;
             }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
@@ -63,6 +63,29 @@ impl Link {
 pub(super) struct Doors {
     pub(super) tcp: Option<Door>,
     pub(super) shm: Option<ShmDoor>,
+    pub(super) spare: Spare,
+}
+
+/// The descriptors that the peer's connection will take, held from the beginning: a process that has not enough of them finds that
+/// where it makes a queue pair, and can say so, and not where the peer knocks, which nobody waits for.
+#[derive(Debug, Default)]
+pub(super) struct Spare(Vec<OwnedFd>);
+
+impl Spare {
+    /// So many copies of a descriptor.
+    pub(super) fn hold(&mut self, count: usize, of: BorrowedFd<'_>) -> io::Result<()> {
+        while self.0.len() < count {
+            self.0.push(of.try_clone_to_owned()?);
+        }
+        Ok(())
+    }
+
+    /// Gives them back, for what is accepted now. False when they were given back before.
+    pub(super) fn spend(&mut self) -> bool {
+        let held = !self.0.is_empty();
+        self.0.clear();
+        held
+    }
 }
 
 impl Doors {
@@ -70,13 +93,13 @@ impl Doors {
     pub(super) fn visit(&mut self, expected: &Preamble, epoll: &Epoll, token: u64) -> Knock {
         let mut again = false;
         if let Some(door) = &mut self.shm {
-            match door.visit(expected, epoll, token) {
+            match door.visit(expected, epoll, token, &mut self.spare) {
                 Visit::Peer(link) => return Knock::Peer(Stream::Shm(link)),
                 Visit::Nobody => {}
                 Visit::Again => again = true,
             }
         }
-        match self.tcp.as_mut().map(|door| door.visit(expected, epoll, token)) {
+        match self.tcp.as_mut().map(|door| door.visit(expected, epoll, token, &mut self.spare)) {
             Some(Knock::Nobody) | None if again => Knock::Again,
             None => Knock::Nobody,
             Some(knock) => knock,
@@ -124,7 +147,7 @@ impl Door {
     }
 
     /// Accepts, reads first bytes, and lets in who shows `expected`. Others cost nothing more than this.
-    fn visit(&mut self, expected: &Preamble, epoll: &Epoll, token: u64) -> Knock {
+    fn visit(&mut self, expected: &Preamble, epoll: &Epoll, token: u64, spare: &mut Spare) -> Knock {
         let mut more = true;
         for _ in 0..MAX_STRANGERS {
             match self.listener.accept() {
@@ -146,6 +169,9 @@ impl Door {
                 // A shortage does not pass by asking again at once. The connection stays in the backlog, and the queue
                 // pair's deadline is the next occasion.
                 Err(e) if is_shortage(&e) => {
+                    if spare.spend() {
+                        continue;
+                    }
                     more = false;
                     break;
                 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::cq::CqShared;
 use super::faults::QpFaults;
 use super::frame::Preamble;
-use super::link::{self, Door, Doors, Link};
+use super::link::{self, Door, Doors, Link, Spare};
 use super::member::QpShared;
 use super::reach::{self, Path};
 use super::rx::{Refusal, Rx};
@@ -124,15 +124,20 @@ impl SoftPd {
             return Err(os("creating a queue pair")(io::Error::from_raw_os_error(libc::ENOMEM)));
         }
         let transport = self.device.transport;
-        let (mut doors, mut soft_port, mut soft_local) = (Doors { tcp: None, shm: None }, 0, 0);
+        let (mut soft_port, mut soft_local) = (0, 0);
+        let mut doors = Doors { tcp: None, shm: None, spare: Spare::default() };
+        let no_spare = "holding descriptors for the peer of a queue pair";
         if transport != SoftTransport::Shm {
             let door = Door::open(self.device.address);
             let (door, port) = door.map_err(os("listening for the peer of a queue pair"))?;
+            doors.spare.hold(1, door.fd()).map_err(os(no_spare))?;
             (doors.tcp, soft_port) = (Some(door), port);
         }
         if transport != SoftTransport::Tcp {
             let door = ShmDoor::open();
             let (door, name) = door.map_err(os("listening for a peer of this host"))?;
+            // The socket, and the rings that come by it.
+            doors.spare.hold(2, door.fd()).map_err(os(no_spare))?;
             (doors.shm, soft_local) = (Some(door), name);
         }
         let key = random_u64().map_err(os("drawing the key of a queue pair"))?;
@@ -186,7 +191,7 @@ impl SoftPd {
         // From here on a failure drops `qp`, which undoes all of it.
         let watch = |fd| channel.epoll().add_socket(fd, qp.shared.token);
         let registered = match &lock(&qp.shared.inner).link {
-            Link::Listening(Doors { tcp, shm }) => {
+            Link::Listening(Doors { tcp, shm, .. }) => {
                 let tcp = tcp.as_ref().map_or(Ok(()), |door| watch(door.fd()));
                 tcp.and_then(|()| shm.as_ref().map_or(Ok(()), |door| watch(door.fd())))
             }

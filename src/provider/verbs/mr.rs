@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::io;
-use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use super::sys::ibv_mr;
 use crate::background;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
-use crate::provider::AccessFlags;
+use crate::provider::{AccessFlags, limits};
 
 /// The last user of a region may be dropped on a runtime's worker: memory is unpinned elsewhere (R9), and from this size on,
 /// where that takes milliseconds, by a thread of its own.
@@ -216,15 +215,10 @@ impl Drop for Pinned {
 
 /// The soft `RLIMIT_MEMLOCK`, as `ulimit -l` prints it: in KiB.
 fn memlock() -> String {
-    let mut limit = MaybeUninit::<libc::rlimit>::uninit();
-    // SAFETY: writes the struct when it succeeds.
-    if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, limit.as_mut_ptr()) } != 0 {
-        return format!("unknown: {}", io::Error::last_os_error());
-    }
-    // SAFETY: written by the call that has succeeded.
-    match unsafe { limit.assume_init() }.rlim_cur {
-        libc::RLIM_INFINITY => "unlimited".to_owned(),
-        bytes => format!("{} KiB", bytes / 1024),
+    match limits::locked_memory() {
+        Ok(None) => "unlimited".to_owned(),
+        Ok(Some(bytes)) => format!("{} KiB", bytes / 1024),
+        Err(error) => format!("unknown: {error}"),
     }
 }
 

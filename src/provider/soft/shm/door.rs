@@ -12,6 +12,7 @@ use std::path::Path;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::super::frame::Preamble;
+use super::super::link::Spare;
 use super::super::sys::Epoll;
 use super::super::tuning::{LISTEN_BACKLOG, MAX_STRANGERS};
 use super::link::ShmLink;
@@ -73,11 +74,14 @@ impl ShmDoor {
         expected: &Preamble,
         epoll: &Epoll,
         token: u64,
+        spare: &mut Spare,
     ) -> Visit {
         let mut more = true;
         for _ in 0..MAX_STRANGERS {
             match self.listener.accept() {
                 Ok((socket, _)) => {
+                    // Its first message brings a descriptor.
+                    spare.spend();
                     if socket.set_nonblocking(true).is_err()
                         || epoll.add_incoming(socket.as_fd(), token).is_err()
                     {
@@ -89,6 +93,7 @@ impl ShmDoor {
                     self.strangers.push(socket);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() != io::ErrorKind::WouldBlock && spare.spend() => {}
                 // Nobody, or a shortage: the connection stays in the backlog, and the queue pair's deadline is the next occasion.
                 Err(_) => {
                     more = false;

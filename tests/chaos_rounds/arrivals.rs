@@ -1,0 +1,74 @@
+//! What a receiver checks: that an arrival is whole, and that nobody writes to blocks that are free, or were given back.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use landfall::kv::{ArrivalError, Blocks, KvChannel, KvPool};
+
+use crate::content::{Rng, differs, fill};
+use crate::node::PATIENCE;
+use crate::process::{bad, say};
+
+/// What blocks hold that no peer may write to: never granted, and those that have come back from a transfer.
+pub const GUARD: u64 = 0x6775_6172_6400_0000;
+/// How many claims of a channel are watched after their transfer before they are granted again. With two channels at 8 blocks
+/// each, enough of the pool is left for what is in flight.
+const WATCHED: usize = 2;
+
+/// R7, K5: every block is back, whatever has become of the channels.
+pub async fn come_back(pool: &KvPool) -> Result<(), String> {
+    let all = pool.layout().blocks();
+    let back = async {
+        while pool.free_blocks() < all {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let came = tokio::time::timeout(PATIENCE, back).await;
+    came.map_err(|_| format!("{} of {all} blocks came back", pool.free_blocks()))
+}
+
+/// Takes a few free blocks again and again, and looks whether they stay as they are: no peer reaches what is free (K4).
+pub async fn watch(pool: KvPool, mut rng: Rng) {
+    loop {
+        if let Ok(mut blocks) = pool.try_alloc(rng.range(1, 6) as u32) {
+            fill(&mut blocks, GUARD);
+            tokio::time::sleep(Duration::from_millis(rng.range(1, 10))).await;
+            check(&blocks);
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Checks what arrives until the channel has ended. The number of grants that have ended.
+pub async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) -> u64 {
+    for ended in 0.. {
+        match channel.next_arrival().await {
+            Ok(arrival) => {
+                let tag = arrival.tag();
+                if let Some(what) = differs(arrival.blocks(), tag) {
+                    bad(format_args!("an arrival is torn (K1, K3): {what}"));
+                }
+                let mut blocks = arrival.into_blocks();
+                fill(&mut blocks, GUARD);
+                watched.borrow_mut().push_back(blocks);
+                say(format_args!("arrived {tag}"));
+                let old = watched.borrow().len() > WATCHED;
+                if old && let Some(blocks) = watched.borrow_mut().pop_front() {
+                    check(&blocks);
+                }
+            }
+            Err(ArrivalError::Aborted { .. }) => {}
+            Err(_) => return ended,
+        }
+        say("step");
+        tokio::task::yield_now().await;
+    }
+    u64::MAX
+}
+
+pub fn check(blocks: &Blocks) {
+    if let Some(what) = differs(blocks, GUARD) {
+        bad(format_args!("a late write reached blocks that had been given back (K4): {what}"));
+    }
+}
