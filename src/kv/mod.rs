@@ -78,6 +78,8 @@ pub use path::{PathReport, QpReport};
 pub use path_rails::{RailReport, RailState, RailWarning};
 pub use pool::{KvPool, PoolAccess, PoolError};
 pub use proto::{AbortReason, Cause, ProtocolViolation, Reason, Resolution, SenderReason, TransferId};
+#[cfg(any(test, fuzzing))]
+pub(crate) use rail_talk::fuzz as fuzz_rail_talk;
 pub use stats::ChannelStats;
 pub use write::{Landed, Write, WriteError, WriteRequest};
 
