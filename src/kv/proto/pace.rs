@@ -75,6 +75,7 @@ impl Pace {
         (self.since, self.bytes) = (Some(until), 0);
     }
 
+    #[cfg(test)]
     pub(super) fn in_flight(&self) -> u64 {
         self.in_flight
     }
