@@ -4,9 +4,10 @@
 
 use crate::kv::Grant;
 
-/// Frames of the bootstrap, and what they hold.
+/// Frames of the bootstrap, and what they hold; and what drivers say to each other to bring a rail back.
 pub fn hello(data: &[u8]) {
     crate::connect::fuzz::frame(data);
+    crate::kv::fuzz_rail_talk(data);
 }
 
 /// `Grant::from_bytes`.

@@ -100,14 +100,11 @@ impl DeviceArgs {
     }
 
     /// Opens one for each of `rails` rails: as many soft devices, or the RDMA devices that were named, in turn; with `rails` 0,
-    /// each of those, or one soft device.
-    pub(crate) fn open_rails(
-        &self,
-        side: Option<(SocketAddr, bool)>,
-        rails: usize,
-    ) -> Result<Vec<Device>, Error> {
+    /// each of those, or one soft device. `side` is the address that this process listens on (`true`) or connects to, if it has
+    /// one.
+    pub(crate) fn open(&self, side: Option<(SocketAddr, bool)>, rails: usize) -> Result<Vec<Device>, Error> {
         if !self.is_verbs() {
-            return (0..rails.max(1)).map(|_| self.open(side)).collect();
+            return (0..rails.max(1)).map(|_| self.open_soft(side)).collect();
         }
         let names: Vec<&str> = self.verbs.device.split(',').collect();
         let count = if rails == 0 { names.len() } else { rails };
@@ -115,11 +112,7 @@ impl DeviceArgs {
         names.iter().cycle().take(count).map(device).collect()
     }
 
-    /// Opens it. `side` is the address that this process listens on (`true`) or connects to, if it has one.
-    pub(crate) fn open(&self, side: Option<(SocketAddr, bool)>) -> Result<Device, Error> {
-        if self.is_verbs() {
-            return open_verbs(&self.verbs);
-        }
+    fn open_soft(&self, side: Option<(SocketAddr, bool)>) -> Result<Device, Error> {
         let mut soft = SoftConfig::from_env()?;
         if let Some(profile) = self.profile {
             soft = soft.profile(profile);

@@ -100,7 +100,7 @@ async fn listen_address(args: &Args, endpoint: &KvEndpoint, given: SocketAddr) -
 
 /// A device for each rail, a pool that holds one request, and an endpoint.
 async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> {
-    let devices = args.device.open_rails(side(args), args.rails)?;
+    let devices = args.device.open(side(args), args.rails)?;
     let layout = layout(args)?;
     let memory = Memory::anonymous(layout.required_bytes());
     let domains = devices.iter().map(|device| device.alloc_pd()).collect::<Result<Vec<_>, _>>()?;

@@ -32,11 +32,12 @@ fn main() -> ExitCode {
 }
 
 async fn run(args: &Args) -> Result<(), Error> {
-    let device = args.device.open(match args.side {
+    let side = match args.side {
         Side::Alone => None,
         Side::Listen(address) => Some((address, true)),
         Side::Connect(address) => Some((address, false)),
-    })?;
+    };
+    let device = args.device.open(side, 1)?.remove(0);
     match args.side {
         Side::Listen(address) => listen(args, &device, address).await,
         Side::Connect(address) => measure_all(args, &device, address).await,

@@ -100,6 +100,8 @@ pub use pool::{KvPool, PoolAccess, PoolError};
 pub use proto::{
     AbortReason, Cause, ProtocolViolation, ReadRefusal, Reason, Resolution, SenderReason, TransferId,
 };
+#[cfg(any(test, fuzzing))]
+pub(crate) use rail_talk::fuzz as fuzz_rail_talk;
 pub use read::{GrantReadRefused, Read, ReadDone, ReadError, ReadRequest, Served, ServedBy};
 pub use read_choice::{ReadMethod, ReadStrategy};
 pub use shape::{Heads, Order, Shape, ShapeError, Strides};

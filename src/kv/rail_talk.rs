@@ -166,6 +166,20 @@ impl Ear {
     }
 }
 
+/// Part of the fuzz target `hello`: pieces of any bytes, each preceded by its length.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(mut data: &[u8]) {
+    let mut ear = Ear::default();
+    while let Some((&len, rest)) = data.split_first() {
+        let (piece, rest) = rest.split_at(rest.len().min(len.into()));
+        data = rest;
+        let Ok(Some(talk)) = ear.hear(piece) else { continue };
+        let mut again = Ear::default();
+        let heard = talk.pieces(120).iter().map(|piece| again.hear(piece)).last();
+        assert_eq!(heard, Some(Ok(Some(talk))));
+    }
+}
+
 /// As much as may be sent.
 fn cut(reason: &str) -> &str {
     let mut end = reason.len().min(MAX_REASON);

@@ -27,13 +27,13 @@ async fn receiver(on: On, config: KvConfig, environment: &[(&str, &str)]) -> (Pe
 }
 
 /// The write's end; its blocks are ours again.
-async fn end(write: Write) -> Result<Landed, WriteError> {
+pub(crate) async fn end(write: Write) -> Result<Landed, WriteError> {
     let (ended, source) = within("the write's end", write).await;
     Arc::try_unwrap(source).expect("nobody else holds the source");
     ended
 }
 
-fn is_peer_lost(error: &WriteError) -> bool {
+pub(crate) fn is_peer_lost(error: &WriteError) -> bool {
     matches!(
         error,
         WriteError::NotDelivered(Reason::Lost(Cause::PeerLost))
@@ -42,7 +42,7 @@ fn is_peer_lost(error: &WriteError) -> bool {
 }
 
 /// The woken peer finds its channel dead, its blocks back, and ends as it likes.
-async fn wakes_and_ends(mut peer: Peer) {
+pub(crate) async fn wakes_and_ends(mut peer: Peer) {
     peer.wake();
     peer.hear("ended").await;
     assert!(peer.end().await.success());

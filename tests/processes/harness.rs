@@ -8,7 +8,8 @@ use std::future::Future;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use landfall::kv::{KvConfig, KvEndpoint, KvPool, Layout};
+use landfall::kv::{KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
+use landfall::memory::Memory;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
@@ -33,6 +34,9 @@ const SHM: &str = "shm-";
 pub(crate) const LIVENESS: &str = "LANDFALL_TEST_LIVENESS";
 /// How a peer connects. Unset: as its device can.
 pub(crate) const BOOTSTRAP: &str = "LANDFALL_TEST_BOOTSTRAP";
+
+/// How many rails a peer has. Unset: one.
+pub(crate) const RAILS: &str = "LANDFALL_TEST_RAILS";
 
 /// What a peer's own lines begin with.
 pub(crate) const MARK: &str = "@@ ";
@@ -83,12 +87,24 @@ pub(crate) fn soon() -> KvConfig {
 /// [`soon`], for a peer's environment.
 pub(crate) const SOON: (&str, &str) = (LIVENESS, "200 2000");
 
-/// On the device of this process's end.
+/// On the device of this process's end; on several, where the environment of a peer says so.
 pub(crate) async fn endpoint(on: On, config: KvConfig) -> KvEndpoint {
-    let (near, far) = on.devices();
-    let device = if end() == 0 { near } else { far };
+    let rails = std::env::var(RAILS).map_or(1, |n| n.parse().unwrap());
+    endpoint_on_rails(on, config, rails).await
+}
+
+/// On so many devices of this process's end.
+pub(crate) async fn endpoint_on_rails(on: On, config: KvConfig, rails: usize) -> KvEndpoint {
+    let domain = |_| {
+        let (near, far) = on.devices();
+        let device = if end() == 0 { near } else { far };
+        device.alloc_pd().unwrap()
+    };
+    let domains: Vec<_> = (0..rails).map(domain).collect();
+    let domains: Vec<_> = domains.iter().collect();
     let layout = Layout::contiguous(1, BLOCKS, BLOCK_BYTES).unwrap();
-    let pool = KvPool::new(&device.alloc_pd().unwrap(), layout).await.unwrap();
+    let memory = Memory::anonymous(layout.required_bytes());
+    let pool = KvPool::on_rails(&domains, layout, memory, PoolAccess::Target).await.unwrap();
     KvEndpoint::new(pool, config.require_rdma(on == On::Devices)).unwrap()
 }
 

@@ -9,5 +9,6 @@ mod idle;
 mod killed;
 #[path = "../on/mod.rs"]
 mod on;
+mod rails;
 mod roles;
 mod runtime;

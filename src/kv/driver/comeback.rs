@@ -11,8 +11,8 @@ use super::{After, Inner, KvDriver, State};
 use crate::connect::{ConnectError, Deadline};
 use crate::kv::lock;
 use crate::kv::managed::{Entrance, ask};
-use crate::kv::proto::{Cause, ProtocolViolation};
-use crate::kv::rail::{QueuePairs, control_memory, off_workers, queues_on, sizes_on, why};
+use crate::kv::proto::{Cause, ProtocolViolation, RailState, TalkRefused};
+use crate::kv::rail::{Link, QueuePairs, control_memory, off_workers, queues_on, sizes_on, why};
 use crate::kv::rail_talk::Talk;
 use crate::provider::QpAddress;
 
@@ -36,6 +36,12 @@ enum End {
     Over,
     /// Another one may do better.
     Failed(String),
+}
+
+impl From<TalkRefused> for End {
+    fn from(refused: TalkRefused) -> Self {
+        Self::Failed(refused.to_string())
+    }
 }
 
 impl From<ConnectError> for End {
@@ -142,10 +148,14 @@ impl KvDriver {
         let (number, pd, cq, config, qps) = {
             let mut inner = lock(&self.inner);
             let open = inner.state == State::Open && !inner.closing;
+            let resting = inner.conn.as_ref().is_some_and(|conn| conn.rail_state(rail) == RailState::Down);
             let own = &mut inner.rails[rail];
             let (true, Phase::Down, false, Some(cq)) = (open, own.phase, own.lost, own.cq.clone()) else {
                 return Err(End::Over);
             };
+            if !resting {
+                return Err(End::Failed("the peer has not put it to rest".to_owned()));
+            }
             own.attempts = number.unwrap_or(own.attempts.wrapping_add(1));
             own.attempt = Some((own.attempts, said));
             (own.attempts, own.pd.clone(), cq, own.config.clone(), own.qps.len())
@@ -279,7 +289,7 @@ impl Attempt {
 async fn connect(
     driver: &KvDriver,
     pairs: QueuePairs,
-    link: crate::kv::rail::Link,
+    link: Link,
     qps: Vec<QpAddress>,
 ) -> Result<QueuePairs, ConnectError> {
     off_workers(&driver.runtime, move || {
@@ -294,7 +304,7 @@ impl Inner {
     fn say(&mut self, rail: usize, talk: &Talk) -> Result<(), End> {
         let Some(conn) = &mut self.conn else { return Err(End::Over) };
         for piece in talk.pieces(conn.talk_limit()) {
-            conn.rail_talk(rail, piece).map_err(|refused| End::Failed(refused.to_string()))?;
+            conn.rail_talk(rail, piece)?;
         }
         Ok(())
     }
