@@ -1,4 +1,4 @@
-//! What is written: sizes, layouts and repetitions. Data only.
+//! What is written, and read: sizes, layouts and repetitions. Data only.
 
 use landfall::kv::{Layout, LayoutError};
 
@@ -25,6 +25,8 @@ pub struct Case {
     pub reps: usize,
     /// Left out of a quick run.
     pub long: bool,
+    /// It is also read, in turn with the writes.
+    pub reads: bool,
 }
 
 /// A write of one block of `bytes`.
@@ -38,6 +40,7 @@ const fn flat(name: &'static str, bytes: u64, reps: usize) -> Case {
         pairs: false,
         reps,
         long: bytes > 8 * MIB,
+        reads: true,
     }
 }
 
@@ -52,6 +55,7 @@ const fn many(name: &'static str, bytes: u64) -> Case {
         pairs: true,
         reps: 5,
         long: false,
+        reads: true,
     }
 }
 
@@ -73,6 +77,7 @@ pub const CASES: &[Case] = &[
         pairs: true,
         reps: 5,
         long: true,
+        reads: false,
     },
 ];
 

@@ -10,10 +10,11 @@ use crate::cases::Case;
 use crate::common::{Error, Peer, Samples, line};
 use crate::endpoint;
 use crate::placement::{End, Order};
+use crate::reading;
 use crate::receiver::{Ask, digest};
 
 /// Longer than a write of any case takes, on any profile and a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub async fn measure(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> {
     let options = [format!("--receiver={}", case.name), format!("--mode={}", mode.name())];
@@ -26,8 +27,12 @@ pub async fn measure(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> 
     if case.order != Order::Flat {
         orders.push((Order::Flat, Series::default()));
     }
+    let mut reads = reading::series(args, case);
     for (order, _) in &orders {
-        verify(&channel, case, *order).await?;
+        let digest = verify(&channel, case, *order).await?;
+        if *order == case.order && !reads.is_empty() {
+            reading::verify(&channel, case, digest, &reads).await?;
+        }
     }
     let reps = args.reps(case.reps);
     let mut done = 0;
@@ -36,27 +41,34 @@ pub async fn measure(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> 
         for (order, series) in &mut orders {
             round(&channel, case, *order, grants, series).await?;
         }
+        for series in &mut reads {
+            reading::round(&channel, case, grants, series).await?;
+        }
         done += grants;
     }
     for (order, series) in &orders {
         series.print(case, *order, mode);
+    }
+    for series in &reads {
+        series.print(case, mode);
     }
     channel.close().await?;
     peer.finish()
 }
 
 /// Warms up with a write whose blocks are compared at the far end. The target has never held this data before.
-async fn verify(channel: &KvChannel, case: &Case, order: Order) -> Result<(), Error> {
+/// Answers the digest.
+async fn verify(channel: &KvChannel, case: &Case, order: Order) -> Result<u64, Error> {
     let mut source = order.claim(channel.pool(), case.blocks, End::Source)?;
     fill(&mut source, if order == Order::Flat { 1 } else { 2 })?;
     let expected = digest(&source)?;
-    let mut grants = ask(channel, &Ask { grants: 1, order, digest: true }).await?;
+    let mut grants = ask(channel, &Ask { grants: 1, order, digest: true, read: false }).await?;
     let grant = Grant::from_bytes(&grants.pop().ok_or("the receiver gave no grant")?)?;
     channel.write(WriteRequest::new(&grant, source).deadline(PATIENCE)).await.0?;
     if channel.recv_message().await? != expected.to_le_bytes() {
         return Err(format!("{}: the data that landed is not what was written", case.name).into());
     }
-    Ok(())
+    Ok(expected)
 }
 
 async fn round(
@@ -66,7 +78,7 @@ async fn round(
     grants: usize,
     series: &mut Series,
 ) -> Result<(), Error> {
-    let asked = ask(channel, &Ask { grants, order, digest: false }).await?;
+    let asked = ask(channel, &Ask { grants, order, digest: false, read: false }).await?;
     let mut source = None;
     for bytes in asked {
         // From lists of block ids to a plan: the source's claim, the grant as it came, the request, the plan.
@@ -95,7 +107,7 @@ async fn round(
     Ok(())
 }
 
-async fn ask(channel: &KvChannel, ask: &Ask) -> Result<Vec<Vec<u8>>, Error> {
+pub async fn ask(channel: &KvChannel, ask: &Ask) -> Result<Vec<Vec<u8>>, Error> {
     channel.send_message(ask.to_bytes()).await?;
     let mut grants = Vec::with_capacity(ask.grants);
     for _ in 0..ask.grants {
@@ -105,7 +117,7 @@ async fn ask(channel: &KvChannel, ask: &Ask) -> Result<Vec<Vec<u8>>, Error> {
 }
 
 /// Every eight bytes tell their layer, position and offset.
-fn fill(blocks: &mut Blocks, seed: u64) -> Result<(), Error> {
+pub fn fill(blocks: &mut Blocks, seed: u64) -> Result<(), Error> {
     const PIECE: u64 = 64 << 10;
     let layout = *blocks.pool().layout();
     let mut piece = Vec::with_capacity(PIECE as usize);

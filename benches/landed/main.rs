@@ -1,4 +1,4 @@
-//! What a write costs until it has landed, between two processes, beside the floors of the same machine.
+//! What a write costs until it has landed, and a read until its data is here, between two processes, beside the floors of the same machine.
 //!
 //! `cargo bench --bench landed -- --help` lists the options; `benches/README.md` says what each line means. The program
 //! starts its peer by running itself again. It prints `name value unit` lines and `#` remarks, and nothing else.
@@ -6,6 +6,7 @@
 //! ```text
 //!   main ─ args                 cases     what is written: sizes, layouts, repetitions
 //!     ├── initiator ⇄ receiver            a KvChannel between the two processes, measured at the initiator
+//!     │     └── reading                   the same cases, read
 //!     └── floors                          the same shapes over bare sockets: spinning, tokio, a flat stream
 //! ```
 
@@ -16,6 +17,7 @@ mod common;
 mod floors;
 mod initiator;
 mod placement;
+mod reading;
 mod receiver;
 
 use std::process::ExitCode;
@@ -83,13 +85,17 @@ fn receive(args: &Args, name: &str) -> Result<(), Error> {
 /// A device, a pool that is faulted in, and an endpoint: the same on both sides.
 async fn endpoint(args: &Args, case: &Case, mode: Mode) -> Result<landfall::kv::KvEndpoint, Error> {
     use landfall::device::{Device, SoftConfig};
-    use landfall::kv::{KvConfig, KvEndpoint, KvPool};
+    use landfall::kv::{KvConfig, KvEndpoint, KvPool, PoolAccess};
+    use landfall::memory::Memory;
 
     let device = match &args.device {
         Some(name) => Device::open(name)?,
         None => Device::soft(SoftConfig::new().profile(args.profile).transport(args.transport))?,
     };
-    let pool = KvPool::new(&device.alloc_pd()?, case.layout()?).await?;
+    let layout = case.layout()?;
+    let memory = Memory::anonymous(layout.required_bytes());
+    // Read as well as written to.
+    let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, PoolAccess::Both).await?;
     let config = KvConfig::default().qps(args.qps).spin(mode.budget());
     Ok(KvEndpoint::new(pool, config)?)
 }

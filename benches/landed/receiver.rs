@@ -1,9 +1,11 @@
-//! The receiving process: grants blocks ahead of time, and gives each arrival back to the pool at once.
+//! The receiving process: grants blocks ahead of time, and gives each arrival back to the pool at once; or grants them to be
+//! read.
 //!
 //! It never waits for two things at a time, so that a spinning receiver spins on what comes next: after a request for
 //! grants it awaits exactly that many arrivals, then the next request.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::Duration;
 
 use landfall::kv::{Blocks, KvChannel};
@@ -14,23 +16,26 @@ use crate::common::Error;
 use crate::endpoint;
 use crate::placement::{End, Order};
 
-/// "Give me grants": how many, in which order each, and whether to tell the digest of the last one's blocks.
+/// "Give me grants": how many, in which order each, whether to tell the digest of the last one's blocks, and whether they are
+/// to be read.
 pub struct Ask {
     pub grants: usize,
     pub order: Order,
     pub digest: bool,
+    pub read: bool,
 }
 
 impl Ask {
     pub fn to_bytes(&self) -> Vec<u8> {
-        format!("{} {} {}", self.grants, self.order.to_word(), u8::from(self.digest)).into_bytes()
+        let flags = [self.digest, self.read].map(u8::from);
+        format!("{} {} {} {}", self.grants, self.order.to_word(), flags[0], flags[1]).into_bytes()
     }
 
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut words = std::str::from_utf8(bytes).ok()?.split(' ');
         let grants = words.next()?.parse().ok()?;
         let order = Order::from_word(words.next()?)?;
-        Some(Self { grants, order, digest: words.next()? == "1" })
+        Some(Self { grants, order, digest: words.next()? == "1", read: words.next()? == "1" })
     }
 }
 
@@ -53,6 +58,9 @@ pub async fn serve(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> {
 }
 
 async fn round(channel: &KvChannel, case: &Case, ask: &Ask) -> Result<(), Error> {
+    if ask.read {
+        return lend(channel, case, ask).await;
+    }
     for _ in 0..ask.grants {
         let blocks = ask.order.claim(channel.pool(), case.blocks, End::Target)?;
         channel.send_message(channel.grant(blocks)?.to_bytes()).await?;
@@ -62,6 +70,19 @@ async fn round(channel: &KvChannel, case: &Case, ask: &Ask) -> Result<(), Error>
         if ask.digest && n + 1 == ask.grants {
             channel.send_message(digest(arrival.blocks())?.to_le_bytes().to_vec()).await?;
         }
+    }
+    Ok(())
+}
+
+/// What was written last is in the blocks.
+async fn lend(channel: &KvChannel, case: &Case, ask: &Ask) -> Result<(), Error> {
+    // One claim for all of them: they are read and not changed.
+    let blocks = Arc::new(ask.order.claim(channel.pool(), case.blocks, End::Target)?);
+    for _ in 0..ask.grants {
+        channel.send_message(channel.grant_read(blocks.clone())?.to_bytes()).await?;
+    }
+    for _ in 0..ask.grants {
+        channel.next_served().await?.result()?;
     }
     Ok(())
 }

@@ -173,8 +173,8 @@ pub(super) enum Record<'a> {
     },
     Ping,
     Pong,
-    /// The sender of this has nothing left to send but answers. `messages` counts all it ever sent, and `reads` the ends of
-    /// reads.
+    /// The sender of this has nothing left to send but answers. `messages` counts all it ever sent, and `reads` the
+    /// READ_DONE and READ_ASK.
     Close {
         messages: u64,
         reads: u64,

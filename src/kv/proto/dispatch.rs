@@ -120,6 +120,9 @@ impl Connection {
                 self.lender.on_read_done(grant, bytes, reason, out)
             }
             Record::ReadAsk { grant, target, total, offset, bytes } => {
+                if !self.lender.has(grant) {
+                    receiver.was_issued(grant)?;
+                }
                 self.lender.on_ask(grant, target, total, offset, bytes, out)
             }
             Record::ReadRefused { target, why } => {

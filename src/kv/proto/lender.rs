@@ -47,8 +47,8 @@ pub(super) struct Lender {
     loans: BTreeMap<u64, Loan>,
     /// Bytes of requests that have not come completely.
     held: usize,
-    /// READ_DONE records that have come.
-    pub(super) ends_heard: u64,
+    /// READ_DONE and READ_ASK records that have come.
+    pub(super) heard: u64,
 }
 
 impl Lender {
@@ -88,7 +88,7 @@ impl Lender {
         reason: Option<SenderReason>,
         out: &mut Outbox,
     ) -> Result {
-        self.ends_heard += 1;
+        self.heard += 1;
         let Some(loan) = self.loans.get(&grant) else {
             // It was revoked as the peer ended.
             return Ok(());
@@ -103,15 +103,19 @@ impl Lender {
         Ok(())
     }
 
-    /// The peer has burned a grant that it had not used.
+    /// The peer has burned a grant that it does not use, or not any more: a read that it has cancelled may have asked, and
+    /// parts of its request be late.
     pub(super) fn on_revoked(&mut self, grant: u64, out: &mut Outbox) -> Result {
-        match self.loans.get(&grant) {
-            Some(loan) if loan.revoking && matches!(loan.state, State::Idle) => {
-                self.end(grant, Err(AbortReason::Revoked), out);
-                Ok(())
-            }
-            _ => broken("a grant to read burned that was not revoked, or that is in use"),
+        let state = self.loans.get(&grant).filter(|l| l.revoking).map(|l| &l.state);
+        match state {
+            Some(State::Idle) => {}
+            Some(State::Asking { request, .. }) => self.held -= request.len(),
+            // The answer, which is no, will end it.
+            Some(State::Asked { .. }) => return Ok(()),
+            _ => return broken("a grant to read burned that was not revoked, or that is in use"),
         }
+        self.end(grant, Err(AbortReason::Revoked), out);
+        Ok(())
     }
 
     /// A part of the peer's request that we write to it. The last one hands the request out.
@@ -124,8 +128,13 @@ impl Lender {
         bytes: &[u8],
         out: &mut Outbox,
     ) -> Result {
+        self.heard += 1;
         let Some(loan) = self.loans.get_mut(&grant) else {
-            return broken("a request under a grant to read that is not open");
+            // Late, as above: it has ended without. One part says so for all of them.
+            if offset == 0 {
+                out.queue(Queued::ReadRefused { target, why: ReadRefusal::Revoked });
+            }
+            return Ok(());
         };
         if let State::Idle = loan.state {
             let size = total as usize;

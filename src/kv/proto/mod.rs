@@ -141,7 +141,7 @@ pub(crate) struct Connection {
     closing: bool,
     close_deadline: Option<Instant>,
     close_sent: bool,
-    /// The peer has closed, after so many messages and ends of reads.
+    /// The peer has closed, after so many messages and words on reads.
     peer_closed: Option<(u64, u64)>,
     refused: u64,
     /// Where the next data work request, and the next control message, are tried first.
@@ -475,7 +475,8 @@ impl Connection {
     /// Both sides have said that they are done, and all that the peer said has been heard. What we would still say
     /// (that a grant is revoked, or was) is worth sending, but the peer need not wait for it.
     fn both_closed(&self) -> bool {
-        self.close_sent && self.peer_closed == Some((self.incoming.delivered(), self.lender.ends_heard))
+        let heard = (self.incoming.delivered(), self.lender.heard);
+        self.close_sent && self.peer_closed == Some(heard) && !self.lender.is_busy()
     }
 
     fn finish_closing(&mut self) {

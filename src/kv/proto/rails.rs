@@ -255,7 +255,7 @@ impl Connection {
         for qp in r.qps.clone() {
             self.resend.again(qp, &mut self.links[qp].kept);
         }
-        self.reader.on_rail_fenced(mask);
+        self.reader.on_rail_fenced(mask, &mut self.out);
         for (id, mask) in self.sender.recover(mask, now, &mut self.out) {
             self.queue_abort_done(id, Some(mask));
         }

@@ -26,8 +26,10 @@ use super::outbox::{Outbox, Queued};
 use super::plan::{Cursor, Piece, Plan};
 use super::receiver::Receiver;
 
-/// Bytes of requests whose reads have not ended. What the owner has to keep of unfinished ones is never more.
-pub(super) const ASK_WINDOW: usize = 2 * MAX_MESSAGE;
+/// Bytes of requests that have not come completely, at the owner. More is an offence.
+pub(super) const ASK_WINDOW: usize = 4 * MAX_MESSAGE;
+/// Bytes of requests whose reads have not ended, at the reader: far less, since parts of one may come late.
+const OWN_WINDOW: usize = MAX_MESSAGE;
 /// Parts of a request smaller than this are not worth a record.
 const MIN_PART: usize = 64;
 /// An owner that was asked to stop writing, and does not say that it has, is given up after so many times `peer_timeout`:
@@ -73,10 +75,20 @@ enum By {
     },
     Write {
         target: u64,
-        request: Vec<u8>,
-        /// Bytes of the request that have been sent; `None` before the first record of it.
-        sent: Option<usize>,
+        /// Until it is sent.
+        request: Option<Vec<u8>>,
+        /// Bytes of it.
+        len: usize,
     },
+}
+
+/// A request that is being sent. It is sent to its end, also when its read is over by then: the owner waits for it.
+#[derive(Debug)]
+struct Asking {
+    grant: u64,
+    target: u64,
+    request: Vec<u8>,
+    sent: usize,
 }
 
 #[derive(Debug)]
@@ -87,6 +99,7 @@ struct Read {
     by: By,
     abort: Option<(SenderReason, Instant)>,
     done_told: bool,
+    released_told: bool,
     /// READs that were posted, and how many of them were in flight at most.
     wrs: u64,
     most: u32,
@@ -108,8 +121,9 @@ pub(super) struct Reader {
     reads: VecDeque<Option<Read>>,
     /// By READ, with something to post.
     pub(super) active: VecDeque<u64>,
-    /// By WRITE, whose requests have not been sent completely.
+    /// By WRITE, whose requests have not been sent, and the one that is being sent.
     asks: VecDeque<u64>,
+    asking: Option<Asking>,
     /// Bytes of requests of reads that have begun to ask and not ended.
     asked: usize,
     /// READs in flight by the number in their token, and numbers that are free.
@@ -117,8 +131,8 @@ pub(super) struct Reader {
     free: Vec<usize>,
     /// READs in flight on each queue pair.
     pub(super) in_flight: Vec<u32>,
-    /// READ_DONE records that were queued.
-    pub(super) ends_said: u64,
+    /// Records that the owner waits for before it closes: READ_DONE that were queued, and READ_ASK that were sent.
+    pub(super) said: u64,
     /// No read has a time-out before this.
     pub(super) timeout: Option<Instant>,
 }
@@ -138,11 +152,12 @@ impl Reader {
             reads: VecDeque::new(),
             active: VecDeque::new(),
             asks: VecDeque::new(),
+            asking: None,
             asked: 0,
             flights: Vec::new(),
             free: Vec::new(),
             in_flight: vec![0; cfg.qps()],
-            ends_said: 0,
+            said: 0,
             timeout: None,
         }
     }
@@ -162,11 +177,13 @@ impl Reader {
                 let target = receiver.issue_grant(bytes);
                 out.targets.insert(target, id);
                 self.asks.push_back(id);
-                (bytes, By::Write { target, request, sent: None })
+                let len = request.len();
+                (bytes, By::Write { target, request: Some(request), len })
             }
         };
         let (grant, deadline) = (req.grant.id, req.deadline);
-        let read = Read { grant, bytes, deadline, by, abort: None, done_told: false, wrs: 0, most: 0 };
+        let (abort, done_told, released_told, wrs, most) = (None, false, false, 0, 0);
+        let read = Read { grant, bytes, deadline, by, abort, done_told, released_told, wrs, most };
         self.reads.push_back(Some(read));
         self.timeout = Some(self.timeout.map_or(deadline, |t| t.min(deadline)));
         ReadId(id)
@@ -186,9 +203,9 @@ impl Reader {
         self.base..self.base + self.reads.len() as u64
     }
 
-    /// No read is alive.
+    /// No read is alive, and none is waited for.
     pub(super) fn is_idle(&self) -> bool {
-        self.reads.is_empty()
+        self.reads.is_empty() && self.asking.is_none()
     }
 
     /// The read that uses a grant.
@@ -277,7 +294,7 @@ impl Reader {
 
     /// The queue pairs of `mask` are destroyed at both ends: what was read there in vain is read again on others. Nothing that
     /// is on its way to them reaches our memory any more.
-    pub(super) fn on_rail_fenced(&mut self, mask: u64) {
+    pub(super) fn on_rail_fenced(&mut self, mask: u64, out: &mut Outbox) {
         for id in self.ids() {
             let Some(By::Rdma { failed, again, .. }) = self.get_mut(id).map(|r| &mut r.by) else { continue };
             let before = again.len();
@@ -291,6 +308,7 @@ impl Reader {
             if again.len() > before && !self.active.contains(&id) {
                 self.active.push_back(id);
             }
+            self.settle(id, out);
         }
     }
 
@@ -310,54 +328,62 @@ impl Reader {
     pub(super) fn settle(&mut self, id: u64, out: &mut Outbox) {
         let Some(read) = self.get(id) else { return };
         let By::Rdma { plan, cursor, outstanding, failed, again, .. } = &read.by else { return };
-        let complete = cursor.is_done(plan) && again.is_empty() && failed.is_empty();
-        if *outstanding > 0 || !(complete || read.abort.is_some()) {
+        // What has failed with its rail may still be on its way to the owner's device: its blocks are in use until the fence,
+        // and ours are not.
+        let (quiet, complete) = (failed.is_empty(), cursor.is_done(plan) && again.is_empty());
+        if *outstanding > 0 || !(complete && quiet || read.abort.is_some()) {
             return;
         }
         let reason = read.abort.map(|(reason, _)| reason);
         if reason.is_none() {
             self.tell_done(id, Ok(()), out);
         }
-        self.say_end(id, reason, out);
-        self.release(id, out);
+        self.tell_released(id, out);
+        if quiet {
+            self.say_end(id, reason, out);
+            self.release(id, out);
+        }
     }
 
     /// Tells the owner that its blocks are not read any more.
     fn say_end(&mut self, id: u64, reason: Option<SenderReason>, out: &mut Outbox) {
         let Some(read) = self.get(id) else { return };
         out.queue(Queued::ReadDone { grant: read.grant, bytes: read.bytes, reason });
-        self.ends_said += 1;
+        self.said += 1;
     }
 
     // --- by WRITE ---
 
     /// A part of a request can be sent now.
     pub(super) fn has_ask(&self) -> bool {
-        let Some(read) = self.asks.front().and_then(|&id| self.get(id)) else { return false };
-        match &read.by {
-            By::Write { request, sent: None, .. } => self.asked + request.len() <= ASK_WINDOW,
-            By::Write { .. } => true,
-            By::Rdma { .. } => false,
-        }
+        let next = || match self.asks.front().and_then(|&id| self.get(id)).map(|r| &r.by) {
+            Some(By::Write { len, .. }) => self.asked + len <= OWN_WINDOW,
+            _ => false,
+        };
+        self.asking.is_some() || next()
     }
 
     /// Shows the next part of a request that fits in `room` bytes; if `push` takes it, it is sent.
     pub(super) fn next_ask(&mut self, room: usize, push: impl FnOnce(&Record<'_>) -> bool) -> bool {
-        if !self.has_ask() {
+        if !self.has_ask() || room < ASK_OVERHEAD {
             return false;
         }
-        let Some(&id) = self.asks.front() else { return false };
-        let Some(read) = self.get_mut(id) else { return false };
-        let grant = read.grant;
-        let By::Write { target, request, sent } = &mut read.by else { return false };
-        let at = sent.unwrap_or(0);
-        let len = room.saturating_sub(ASK_OVERHEAD).min(request.len() - at);
-        if room < ASK_OVERHEAD || len < (request.len() - at).min(MIN_PART) {
+        let front = self.asks.front().copied();
+        // Shown from where it is, and moved when its first part has been taken.
+        let (grant, target, request, at) = match (&self.asking, front.and_then(|id| self.get(id))) {
+            (Some(a), _) => (a.grant, a.target, &a.request, a.sent),
+            (None, Some(Read { grant, by: By::Write { target, request: Some(request), .. }, .. })) => {
+                (*grant, *target, request, 0)
+            }
+            (None, _) => return false,
+        };
+        let len = (room - ASK_OVERHEAD).min(request.len() - at);
+        if len < (request.len() - at).min(MIN_PART) {
             return false;
         }
         let record = Record::ReadAsk {
             grant,
-            target: *target,
+            target,
             // At most MAX_MESSAGE, both: the caller has checked.
             total: request.len() as u32,
             offset: at as u32,
@@ -366,13 +392,19 @@ impl Reader {
         if !push(&record) {
             return false;
         }
-        let (first, total) = (sent.is_none(), request.len());
-        *sent = Some(at + len);
-        if first {
-            self.asked += total;
+        self.said += 1;
+        if self.asking.is_none() {
+            let id = self.asks.pop_front().unwrap_or_default();
+            let Some(By::Write { request, len, .. }) = self.get_mut(id).map(|r| &mut r.by) else { return true };
+            let (request, len) = (request.take().unwrap_or_default(), *len);
+            self.asking = Some(Asking { grant, target, request, sent: 0 });
+            self.asked += len;
         }
-        if at + len == total {
-            self.asks.pop_front();
+        if let Some(a) = &mut self.asking {
+            a.sent += len;
+            if a.sent == a.request.len() {
+                self.asking = None;
+            }
         }
         true
     }
@@ -416,7 +448,7 @@ impl Reader {
             // It was revoked meanwhile, and is over; or it never was.
             return receiver.was_issued(target);
         };
-        if self.get(id).is_some_and(|r| matches!(r.by, By::Write { sent: None, .. })) {
+        if self.get(id).is_some_and(|r| matches!(r.by, By::Write { request: Some(_), .. })) {
             return Err(ProtocolViolation::Rule("a read refused that was not asked for"));
         }
         receiver.withdraw(target)?;
@@ -445,7 +477,7 @@ impl Reader {
         let at = read.timeout(cfg);
         self.timeout = [self.timeout, at].into_iter().flatten().min();
         let target = match &self.get(id).map(|r| &r.by) {
-            Some(By::Write { target, sent, .. }) => Some((*target, sent.is_some())),
+            Some(By::Write { target, request, .. }) => Some((*target, request.is_none())),
             _ => None,
         };
         match target {
@@ -459,7 +491,6 @@ impl Reader {
             Some((target, false)) => {
                 let _ = receiver.withdraw(target);
                 out.targets.remove(&target);
-                self.asks.retain(|&ask| ask != id);
                 self.tell_done(id, Err(ReadEnd::Failed(reason.into())), out);
                 self.say_end(id, Some(reason), out);
                 self.release(id, out);
@@ -472,7 +503,7 @@ impl Reader {
     pub(super) fn on_revoke(&self, grant: u64) -> Option<u64> {
         let ReadId(id) = self.of_grant(grant)?;
         let read = self.get(id).filter(|r| r.abort.is_none())?;
-        matches!(read.by, By::Rdma { .. } | By::Write { sent: None, .. }).then_some(id)
+        matches!(read.by, By::Rdma { .. } | By::Write { request: Some(_), .. }).then_some(id)
     }
 
     /// Reads that must be aborted now, or the cause to give up for.
@@ -507,18 +538,28 @@ impl Reader {
         }
     }
 
-    /// No device writes to its targets any more, and its outcome is told: it is over.
+    /// No device writes to its targets any more.
+    fn tell_released(&mut self, id: u64, out: &mut Outbox) {
+        let Some(read) = self.get_mut(id) else { return };
+        if !std::mem::replace(&mut read.released_told, true) {
+            out.event(Event::ReadReleased { id: ReadId(id) });
+        }
+    }
+
+    /// It is over: its outcome is told, and no device writes to its targets any more.
     fn release(&mut self, id: u64, out: &mut Outbox) {
         let Some(index) = id.checked_sub(self.base).and_then(|i| usize::try_from(i).ok()) else { return };
         let Some(read) = self.reads.get_mut(index).and_then(Option::take) else { return };
         debug_assert!(read.done_told, "released without an outcome");
-        if let By::Write { request, sent, .. } = &read.by {
-            self.asked -= sent.map_or(0, |_| request.len());
-            if *sent != Some(request.len()) {
-                self.asks.retain(|&ask| ask != id);
-            }
+        if !read.released_told {
+            out.event(Event::ReadReleased { id: ReadId(id) });
         }
-        out.event(Event::ReadReleased { id: ReadId(id) });
+        match read.by {
+            By::Write { request: None, len, .. } => self.asked -= len,
+            // It was never asked for.
+            By::Write { .. } => self.asks.retain(|&ask| ask != id),
+            By::Rdma { .. } => {}
+        }
         while let Some(None) = self.reads.front() {
             self.reads.pop_front();
             self.base += 1;
@@ -529,6 +570,7 @@ impl Reader {
     pub(super) fn on_lost(&mut self, cause: Cause, out: &mut Outbox) {
         self.active.clear();
         self.asks.clear();
+        self.asking = None;
         self.timeout = None;
         for id in self.ids() {
             self.tell_done(id, Err(ReadEnd::Failed(Reason::Lost(cause))), out);
@@ -569,6 +611,8 @@ impl Read {
         match (self.abort, &self.by) {
             (None, _) if self.done_told => self.deadline.checked_add(patience),
             (None, _) => Some(self.deadline),
+            // The fence of a rail has a time of its own.
+            (Some(_), By::Rdma { outstanding: 0, .. }) => None,
             (Some((_, at)), By::Rdma { .. }) => at.checked_add(cfg.abort_grace),
             (Some((_, at)), By::Write { .. }) => at.checked_add(patience),
         }

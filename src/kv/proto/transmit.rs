@@ -360,7 +360,7 @@ impl Connection {
             Queued::ReadDone { grant, bytes, reason } => Record::ReadDone { grant, bytes, reason },
             Queued::ReadRefused { target, why } => Record::ReadRefused { target, why },
             Queued::Close => {
-                Record::Close { messages: self.outgoing.sent(), reads: self.reader.ends_said }
+                Record::Close { messages: self.outgoing.sent(), reads: self.reader.said }
             }
             Queued::Reopen { transfer } => {
                 let t =
