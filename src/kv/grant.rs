@@ -29,7 +29,8 @@ pub struct Grant {
 }
 
 /// What a grant is for. Each is used once, and by the call for its kind only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum GrantKind {
     /// One write: [`KvChannel::write`](super::KvChannel::write).
@@ -113,12 +114,9 @@ pub enum GrantError {
 
 /// Without a kind: for one write.
 const FORMAT: u8 = 1;
-/// With one.
+/// With the kind behind it. A grant for one write has the first format, which every version reads.
 const FORMAT_KIND: u8 = 2;
-
-mod kind {
-    pub(super) const LAYERS: u8 = 1;
-}
+const KIND_LAYERS: u8 = 2;
 
 impl Grant {
     /// Grants `blocks` in that order.
@@ -239,7 +237,7 @@ impl Grant {
         match self.kind {
             GrantKind::Write => out.push(FORMAT),
             GrantKind::Layers(layers) => {
-                out.extend([FORMAT_KIND, kind::LAYERS]);
+                out.extend([FORMAT_KIND, KIND_LAYERS]);
                 out.extend(layers.to_le_bytes());
             }
         }
@@ -266,7 +264,7 @@ impl Grant {
         let kind = match format {
             FORMAT => GrantKind::Write,
             FORMAT_KIND => match r.u8().map_err(early_end)? {
-                kind::LAYERS => GrantKind::Layers(r.u32().map_err(early_end)?),
+                KIND_LAYERS => GrantKind::Layers(r.u32().map_err(early_end)?),
                 kind => return Err(GrantError::Kind { kind }),
             },
             theirs => return Err(GrantError::Version { ours: FORMAT_KIND, theirs }),
@@ -293,7 +291,7 @@ impl Grant {
         if r.remaining() != 0 {
             return Err(malformed(&r, "bytes after the end"));
         }
-        Self::from_runs(binding, id, runs)?.of_kind(kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
+        Self::from_runs(binding, id, runs)?.of_kind(kind).ok_or(GrantError::Kind { kind: KIND_LAYERS })
     }
 }
 
@@ -316,6 +314,7 @@ struct Parts {
     bound: u64,
     connection: u64,
     id: u64,
+    /// Not there in a grant of an earlier version, which is for one write.
     #[serde(default)]
     kind: GrantKind,
     runs: Vec<(u32, u32)>,
@@ -334,7 +333,7 @@ impl TryFrom<Parts> for Grant {
     fn try_from(p: Parts) -> Result<Self, GrantError> {
         let binding = Binding { owner: p.owner, bound: p.bound, connection: p.connection };
         let grant = Self::from_runs(binding, p.id, p.runs)?;
-        grant.of_kind(p.kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
+        grant.of_kind(p.kind).ok_or(GrantError::Kind { kind: KIND_LAYERS })
     }
 }
 
@@ -454,7 +453,7 @@ mod tests {
             v[at] = byte;
             Grant::from_bytes(&v)
         };
-        assert_eq!(with(2, 0), Err(GrantError::Kind { kind: 1 }));
+        assert_eq!(with(2, 0), Err(GrantError::Kind { kind: KIND_LAYERS }));
         assert_eq!(with(1, 99), Err(GrantError::Kind { kind: 99 }));
         let last = Grant::new(BINDING, u64::MAX - 1, [1]).unwrap();
         assert_eq!(last.clone().of_kind(GrantKind::Layers(2)), None);
