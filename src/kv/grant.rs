@@ -119,11 +119,8 @@ pub enum GrantError {
 const FORMAT: u8 = 1;
 /// With the kind behind it. A grant for one write has the first format, which every version reads.
 const FORMAT_KIND: u8 = 2;
-
-mod kind {
-    pub(super) const READ: u8 = 1;
-    pub(super) const LAYERS: u8 = 2;
-}
+const KIND_READ: u8 = 1;
+const KIND_LAYERS: u8 = 2;
 
 impl Grant {
     /// Grants `blocks` in that order.
@@ -243,9 +240,9 @@ impl Grant {
         let mut out = Vec::with_capacity(32 + self.runs.len() * 4);
         match self.kind {
             GrantKind::Write => out.push(FORMAT),
-            GrantKind::Read => out.extend([FORMAT_KIND, kind::READ]),
+            GrantKind::Read => out.extend([FORMAT_KIND, KIND_READ]),
             GrantKind::Layers(layers) => {
-                out.extend([FORMAT_KIND, kind::LAYERS]);
+                out.extend([FORMAT_KIND, KIND_LAYERS]);
                 out.extend(layers.to_le_bytes());
             }
         }
@@ -272,8 +269,8 @@ impl Grant {
         let kind = match format {
             FORMAT => GrantKind::Write,
             FORMAT_KIND => match r.u8().map_err(early_end)? {
-                kind::READ => GrantKind::Read,
-                kind::LAYERS => GrantKind::Layers(r.u32().map_err(early_end)?),
+                KIND_READ => GrantKind::Read,
+                KIND_LAYERS => GrantKind::Layers(r.u32().map_err(early_end)?),
                 kind => return Err(GrantError::Kind { kind }),
             },
             theirs => return Err(GrantError::Version { ours: FORMAT_KIND, theirs }),
@@ -300,7 +297,7 @@ impl Grant {
         if r.remaining() != 0 {
             return Err(malformed(&r, "bytes after the end"));
         }
-        Self::from_runs(binding, id, runs)?.of_kind(kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
+        Self::from_runs(binding, id, runs)?.of_kind(kind).ok_or(GrantError::Kind { kind: KIND_LAYERS })
     }
 }
 
@@ -343,7 +340,7 @@ impl TryFrom<Parts> for Grant {
     fn try_from(p: Parts) -> Result<Self, GrantError> {
         let binding = Binding { owner: p.owner, bound: p.bound, connection: p.connection };
         let grant = Self::from_runs(binding, p.id, p.runs)?;
-        grant.of_kind(p.kind).ok_or(GrantError::Kind { kind: kind::LAYERS })
+        grant.of_kind(p.kind).ok_or(GrantError::Kind { kind: KIND_LAYERS })
     }
 }
 
@@ -468,7 +465,7 @@ mod tests {
             v[at] = byte;
             Grant::from_bytes(&v)
         };
-        assert_eq!(with(2, 0), Err(GrantError::Kind { kind: 2 }));
+        assert_eq!(with(2, 0), Err(GrantError::Kind { kind: KIND_LAYERS }));
         assert_eq!(with(1, 99), Err(GrantError::Kind { kind: 99 }));
         let last = Grant::new(BINDING, u64::MAX - 1, [1]).unwrap();
         assert_eq!(last.clone().of_kind(GrantKind::Layers(2)), None);

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::connect::{
-    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRegion, NotifyModes, client,
-    dial,
+    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape,
+    NotifyModes, client, dial,
 };
 use crate::device::{Device, SoftConfig, SoftTransport};
 use crate::provider::QpAddress;
@@ -61,6 +61,19 @@ pub(super) fn hello(epoch: u64) -> Hello {
         auth: Vec::new(),
     }
 }
+
+/// Of a block of 64 bytes.
+const SHAPE: HelloShape = HelloShape {
+    planes: 1,
+    tokens: 4,
+    first_head: 2,
+    heads: 2,
+    total_heads: 8,
+    head_bytes: 8,
+    plane_stride: 0,
+    token_stride: 16,
+    head_stride: 8,
+};
 
 /// The whole handshake, as far as the server goes along. Answers its hello.
 async fn shake(to: SocketAddr, hello: &Hello) -> Result<Hello, ConnectError> {
@@ -116,6 +129,21 @@ async fn b1_extreme_hellos_end_in_a_refusal_or_in_a_channel() {
         ("blocks without end", false, |h| {
             let layout = h.layout.as_mut().unwrap();
             (layout.blocks, layout.block_stride, layout.layer_stride) = (u32::MAX, 1 << 40, u64::MAX);
+        }),
+        ("blocks with a shape", true, |h| h.layout.as_mut().unwrap().shape = Some(SHAPE)),
+        ("a shape larger than its block", false, |h| {
+            h.layout.as_mut().unwrap().shape = Some(HelloShape { tokens: 5, ..SHAPE });
+        }),
+        ("heads on top of each other", false, |h| {
+            h.layout.as_mut().unwrap().shape = Some(HelloShape { head_stride: 0, ..SHAPE });
+        }),
+        ("heads that no model has", false, |h| {
+            h.layout.as_mut().unwrap().shape = Some(HelloShape { first_head: u32::MAX, ..SHAPE });
+        }),
+        ("a shape without end", false, |h| {
+            let most = u32::MAX;
+            let shape = HelloShape { tokens: most, head_bytes: most, token_stride: u64::MAX, ..SHAPE };
+            h.layout.as_mut().unwrap().shape = Some(shape);
         }),
     ];
     for (epoch, (what, fits, change)) in (1..).zip(extremes) {

@@ -10,7 +10,10 @@ use landfall::kv::{
     LayerWrite, Reason, SenderReason, WriteError, WriteRequest,
 };
 
-use crate::common::{On, Pair, content, fill, layout, on_every_profile, on_soft_profiles, pair, run, wrong};
+use crate::common::{
+    On, Pair, config, content, fill, layout, on_every_profile, on_soft_profiles, pair, pair_with, qps, run,
+    wrong,
+};
 
 on_every_profile!(
     k1_a_layer_can_be_read_as_soon_as_it_has_landed,
@@ -215,7 +218,8 @@ async fn k5_the_deadline_is_of_the_whole(on: On) {
 
 /// As many layers as a large model has, beside small writes: more than there are transfer slots in all.
 async fn k7_layers_share_the_channel_with_other_writes(on: On) {
-    let p = pair(on, layout(61, 64, 256)).await;
+    let config = config().qps(qps(on, 4));
+    let p = pair_with(on, layout(61, 64, 256), config.clone(), config).await;
     let mut by_layer = Vec::new();
     for seed in 0..4 {
         by_layer.push((seed, begin(&p, seed, None)));
@@ -310,7 +314,7 @@ fn k6_a_grant_by_layer_is_for_one_write_by_layer() {
         write.finish().await.0.unwrap();
         arrivals.finish().await.unwrap();
         // Another number of layers than the peer's pool has.
-        let other = serde_json::to_string(&by_layer).unwrap().replace("\"Layers\":7", "\"Layers\":8");
+        let other = serde_json::to_string(&by_layer).unwrap().replace("\"layers\":7", "\"layers\":8");
         let other = serde_json::from_str(&other).unwrap();
         let refused = p.sender.write_layers(WriteRequest::new(&other, source())).unwrap_err();
         assert!(matches!(refused.why, WriteError::OutOfRange { index: 8, limit: 7, .. }), "{refused:?}");

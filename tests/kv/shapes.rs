@@ -415,6 +415,13 @@ fn r10_what_is_asked_of_a_mapping_is_checked_before_anything_is_posted() {
                 other => panic!("{other:?}"),
             }
         }
+        // A grant whose blocks the peer's pool does not have.
+        let far_away = serde_json::to_string(&grant).unwrap();
+        let at = far_away.find("\"runs\":").unwrap();
+        let far_away = format!("{}\"runs\":[[4294967290,4]]}}", &far_away[..at]);
+        let far_away = serde_json::from_str(&far_away).unwrap();
+        let error = refused(WriteRequest::new(&far_away, source()).mapped(&mapping)).await;
+        assert!(matches!(error, WriteError::OutOfRange { what: "token", .. }), "{error:?}");
         let twice = [span(0, 10, 10), span(50, 0, 5), span(60, 4, 7)];
         let error = refused(WriteRequest::new(&grant, source()).mapped_spans(&mapping, twice)).await;
         assert!(matches!(error, WriteError::TokenTwice { token: 4 }), "{error:?}");
