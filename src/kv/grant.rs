@@ -161,8 +161,9 @@ impl Grant {
 
     /// The same for another use, if there is such a use: a grant has at least one layer, and 64 bits number them.
     pub(crate) fn of_kind(mut self, kind: GrantKind) -> Option<Self> {
-        let GrantKind::Layers(layers) = kind else { return Some(self) };
-        if layers == 0 || self.id.checked_add(layers.into()).is_none() {
+        if let GrantKind::Layers(layers) = kind
+            && (layers == 0 || self.id.checked_add(layers.into()).is_none())
+        {
             return None;
         }
         self.kind = kind;
@@ -305,7 +306,6 @@ impl fmt::Debug for Grant {
     /// Without the epochs, which identify the endpoints.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Grant")
-            .field("kind", &self.kind)
             .field("id", &self.id)
             .field("kind", &self.kind)
             .field("blocks", &self.total)

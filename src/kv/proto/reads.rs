@@ -82,7 +82,10 @@ impl Connection {
                 let under = GrantRef { id: target, owner_epoch, bound_epoch, max_bytes: bytes };
                 let write = WriteRequest { grant: under, plan, tag: 0, deadline };
                 match self.sender.write(&self.cfg, write) {
-                    Ok(transfer) => Ok((transfer, bytes)),
+                    Ok(transfer) => {
+                        self.sender.ungate(transfer.0);
+                        Ok((transfer, bytes))
+                    }
                     // The reader has taken it back meanwhile, or the two do not agree on what they are.
                     Err(Refused::StaleGrant { .. }) => Err(ReadRefusal::Cancelled),
                     Err(Refused::Full { .. }) => Err(ReadRefusal::Busy),
