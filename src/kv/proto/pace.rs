@@ -6,7 +6,10 @@
 //! counts each byte 2^k times. Each may have so much in flight as it carries in a few milliseconds, so that a transfer never
 //! waits for a slow rail longer than that, and a rail that has room takes what comes next, so that bytes go by what each achieves.
 //!
-//! Deterministic: whole numbers, and the time that is passed in. Used where there is more than one rail.
+//! A single rail has a window, too, of what it carries in a quarter of a second: a sign of life waits behind the data of its
+//! queue pair, at both ends, and must not be taken for lost because the link is slow (K5).
+//!
+//! Deterministic: whole numbers, and the time that is passed in.
 
 use std::time::Instant;
 
@@ -18,6 +21,9 @@ const FIRST_WINDOW: u64 = 256 << 10;
 const LEAST_WINDOW: u64 = 16 << 10;
 /// A window in milliseconds, at the rate of the fastest rail.
 const WINDOW_MS: u64 = 4;
+/// What a single rail may have in flight: so many milliseconds at its rate, and at least so many bytes.
+const QUEUE_MS: u64 = 250;
+const QUEUE_BYTES: u64 = 8 << 20;
 /// A sample is taken over at least so long, or over a burst of at least so much.
 const SAMPLE_US: u128 = 1000;
 const SAMPLE_BYTES: u64 = 64 << 10;
@@ -101,6 +107,11 @@ impl Pace {
         (fastest >> self.class(best).min(63)).max(LEAST_WINDOW)
     }
 
+    /// A single rail may take another piece.
+    pub(super) fn may_queue(&self) -> bool {
+        self.in_flight < self.rate.saturating_mul(QUEUE_MS).max(QUEUE_BYTES)
+    }
+
     /// It may take another piece. One always may be in flight.
     pub(super) fn has_room(&self, best: u64) -> bool {
         self.in_flight == 0 || self.in_flight < self.window(best)
@@ -142,10 +153,8 @@ impl Connection {
         let link = &mut self.links[qp];
         let rail = &mut self.rails[link.rail];
         rail.outstanding += 1;
-        if self.cfg.rails.len() > 1 {
-            link.lengths.push_back(len);
-            rail.pace.posted(len.into(), now);
-        }
+        link.lengths.push_back(len);
+        rail.pace.posted(len.into(), now);
     }
 }
 
@@ -210,6 +219,33 @@ mod tests {
             (0..4).for_each(|_| pace.completed(16 << 10, true, now));
         }
         assert_eq!(pace.rate(), 16 << 10);
+    }
+
+    #[test]
+    fn k5_a_slow_link_has_little_in_flight_and_a_fast_one_is_not_held_back() {
+        let (mut p, t0) = (Pace::default(), Instant::now());
+        let ms = |ms| t0 + Duration::from_millis(ms);
+        // 60 MB a second, in pieces of 2 MiB: so many as drain in a fraction of the heartbeat.
+        let mut posted = 0;
+        while p.may_queue() {
+            p.posted(2 << 20, t0);
+            posted += 1;
+        }
+        assert_eq!(posted, 4);
+        for n in 1..=8 {
+            p.completed(2 << 20, true, ms(35 * n));
+            while p.may_queue() {
+                p.posted(2 << 20, ms(35 * n));
+            }
+        }
+        assert!(p.in_flight <= 60_000 * 350, "{} bytes in flight", p.in_flight);
+        let mut fast = Pace::default();
+        for n in 0..20 {
+            fast.posted(2 << 20, ms(n));
+            fast.completed(2 << 20, true, ms(n) + Duration::from_micros(200));
+        }
+        fast.posted(1 << 30, ms(30));
+        assert!(fast.may_queue(), "10 GB/s have a gigabyte in flight at a rate of {}", fast.rate());
     }
 
     #[test]

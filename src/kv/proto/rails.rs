@@ -291,20 +291,18 @@ impl Connection {
         let rail = link.rail;
         let r = &mut self.rails[rail];
         r.outstanding = r.outstanding.saturating_sub(1);
-        if several {
-            match token.control_count() {
-                // By order a credit tells more: that the peer has taken it.
-                Some(count) if ok && !self.cfg.rails[rail].ordered => {
-                    self.resend.completed(&mut link.kept, count)
-                }
-                Some(_) => {}
-                None => {
-                    let len = match token.read_number() {
-                        Some(number) => self.reader.len_of(number),
-                        None => link.lengths.pop_front().unwrap_or(0),
-                    };
-                    r.pace.completed(len.into(), ok, now);
-                }
+        match token.control_count() {
+            // By order a credit tells more: that the peer has taken it.
+            Some(count) if several && ok && !self.cfg.rails[rail].ordered => {
+                self.resend.completed(&mut link.kept, count)
+            }
+            Some(_) => {}
+            None => {
+                let len = match token.read_number() {
+                    Some(number) => self.reader.len_of(number),
+                    None => link.lengths.pop_front().unwrap_or(0),
+                };
+                r.pace.completed(len.into(), ok, now);
             }
         }
         // Both sides have said all there is, and the peer may have destroyed its queue pairs.

@@ -169,9 +169,7 @@ impl Connection {
         let number = self.reader.posted(id, &next, qp);
         self.outstanding += 1;
         self.rails[rail].outstanding += 1;
-        if self.rails.len() > 1 {
-            self.rails[rail].pace.posted(next.piece.len.into(), now);
-        }
+        self.rails[rail].pace.posted(next.piece.len.into(), now);
         sink.read(qp, &next.piece, Token::read(qp, number));
         true
     }

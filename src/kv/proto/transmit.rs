@@ -144,7 +144,7 @@ impl Connection {
     fn cut(&self, id: u64, sink: &impl Sink) -> Option<Cut> {
         let t = self.sender.get(id)?;
         if let [rail] = &self.cfg.rails[..] {
-            return self.cut_for(t, 0, rail.max_write, sink);
+            return self.rails[0].pace.may_queue().then(|| self.cut_for(t, 0, rail.max_write, sink))?;
         }
         let mut tried = 0u64;
         while let Some((rail, max_write)) = self.next_rail(tried) {
