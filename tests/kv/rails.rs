@@ -216,6 +216,26 @@ async fn k10_a_rail_that_dies_comes_back(on: On) {
     pair.sender.close().await.unwrap();
 }
 
+/// A rail that dies after every few pieces, and comes back each time: no byte is lost, nor twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k10_a_rail_that_dies_again_and_again() {
+    for on in [On::Soft(Profile::Default), On::Shm(Profile::Srd), On::Soft(Profile::Siw)] {
+        // Each of its queue pairs ends in the middle of a message.
+        let faulty = Device::soft(on.faulty("drop_after=300000")).unwrap();
+        let near = [devices(on, 1, 0), vec![faulty]].concat();
+        let near = End::new(near, pages(on), quick()).await;
+        let far = End::new(devices(on, 2, 1), pages(on), quick()).await;
+        let pair = Pair::new(on, near, far).await;
+        let failed = || pair.sender.path().rails[1].failures;
+        while failed() < 4 {
+            pair.stream_more().await;
+        }
+        let path = pair.sender.path();
+        assert!(path.rails[1].returns >= 3 && path.rails[0].failures == 0, "{path}");
+        pair.sender.close().await.unwrap();
+    }
+}
+
 impl Pair {
     /// A few rounds, whatever was done before.
     async fn stream_more(&self) {
