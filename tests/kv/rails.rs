@@ -432,6 +432,29 @@ async fn b5_rails_by_the_connection_manager() {
     }
 }
 
+/// Devices of which one has to be connected by a manager: `Auto` takes it for all, `Oob` leaves that one out.
+#[tokio::test]
+async fn b5_one_device_that_needs_a_manager_is_among_others() {
+    let on = On::Soft(Profile::Default);
+    let soft = |profile| Device::soft(SoftConfig::new().profile(profile)).unwrap();
+    let both = || vec![soft(Profile::ErdmaCompat), soft(Profile::ErdmaStandard)];
+    for (bootstrap, way, rails) in [(Bootstrap::Auto, "cm", 2), (Bootstrap::Oob, "oob", 1)] {
+        let near = End::new(both(), pages(on), quick().bootstrap(bootstrap)).await;
+        let far = End::new(both(), pages(on), quick().bootstrap(bootstrap)).await;
+        let pair = Pair::new(on, near, far).await;
+        pair.stream(2, |_| {}).await;
+        for path in [pair.sender.path(), pair.receiver.path()] {
+            assert_eq!(
+                (path.bootstrap, path.rails.len(), path.warnings.len()),
+                (way, rails, 2 - rails),
+                "{path}"
+            );
+            let why = if rails == 1 { path.warnings[0].to_string() } else { path.bootstrap_reason.clone() };
+            assert!(why.contains("standard") && why.contains("RDMA_CM"), "{why}");
+        }
+    }
+}
+
 /// Numbers that cannot be are refused before anybody connects.
 #[tokio::test]
 async fn k10_too_many_rails_or_queue_pairs_are_refused() {
