@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use super::control::{self, Class, Head, Record, Slot};
-use super::{Connection, Event, Notify, ProtocolViolation, Received, SenderReason};
+use super::{Connection, Event, Notify, ProtocolViolation, Received, SenderReason, State};
 
 impl Connection {
     pub(super) fn receive(
@@ -79,6 +79,10 @@ impl Connection {
         record: Record<'_>,
         now: Instant,
     ) -> Result<(), ProtocolViolation> {
+        if self.state != State::Open {
+            // A word before this one, in the same message, was the end: that of the last rail.
+            return Ok(());
+        }
         let (sender, receiver, out) = (&mut self.sender, &mut self.receiver, &mut self.out);
         match record {
             Record::Header { transfer, attempt, slot, grant, bytes, tag, mask, counts } => {

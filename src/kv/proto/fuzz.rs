@@ -189,3 +189,18 @@ fn drain(c: &mut Connection, open: &mut HashSet<TransferId>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sim::Rng;
+
+    #[test]
+    fn b1_random_operation_lists_panic_nowhere() {
+        for seed in 0..600 {
+            let mut rng = Rng::new(seed);
+            let len = rng.below(900);
+            let data: Vec<u8> = (0..len).map(|_| rng.next() as u8).collect();
+            super::operations(&data);
+        }
+    }
+}

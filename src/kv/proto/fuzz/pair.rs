@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn k2_random_operation_lists_end_well() {
-        for seed in 0..400 {
+        for seed in 0..600 {
             let mut rng = Rng::new(seed);
             let len = rng.below(600);
             let data: Vec<u8> = (0..len).map(|_| rng.next() as u8).collect();

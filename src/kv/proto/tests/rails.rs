@@ -340,6 +340,18 @@ fn k10_a_silent_rail_fails_and_a_silent_peer_is_lost_in_its_time() {
     }
 }
 
+/// Found by random operations: what follows in the same message is of a connection that is no more.
+#[test]
+fn k10_nothing_is_heard_after_the_word_that_ends_the_last_rail() {
+    let mut p = Pair::new(Config { rails: vec![rail(); 2], ..config() });
+    p.conns[1].rail_failed(0, Cause::Transport, p.now);
+    p.events(1);
+    let mut b = builder(Some(0));
+    assert!(b.push(&Record::RailDown { rail: 1, generation: 0 }) && b.push(&Record::Close { messages: 0 }));
+    p.conns[1].handle_recv(3, Received::Bytes(b.bytes()), p.now).expect("sound");
+    assert_eq!(p.events(1), [Event::Lost(Cause::PeerGaveUp)]);
+}
+
 /// Messages of a hostile peer, each a violation.
 #[test]
 fn b1_words_about_rails_are_checked() {
@@ -384,6 +396,13 @@ fn b1_words_about_rails_are_checked() {
 
 /// B hears a record of A's, on the last queue pair.
 fn say(p: &mut Pair, number: Option<u64>, record: &Record<'_>) -> Result<(), ProtocolViolation> {
+    let mut b = builder(number);
+    assert!(b.push(record));
+    p.conns[1].handle_recv(3, Received::Bytes(b.bytes()), p.now)
+}
+
+/// A message of A's.
+fn builder(number: Option<u64>) -> Builder {
     let mut b = Builder::new(4096);
     let (class, epoch) = (Class::Control, 1);
     b.begin(&Head {
@@ -395,6 +414,5 @@ fn say(p: &mut Pair, number: Option<u64>, record: &Record<'_>) -> Result<(), Pro
         messages: 0,
         number,
     });
-    assert!(b.push(record));
-    p.conns[1].handle_recv(3, Received::Bytes(b.bytes()), p.now)
+    b
 }
