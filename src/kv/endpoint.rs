@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::bootstrap::Chosen;
+use super::bootstrap::{Bootstrap, Chosen};
 use super::channel::KvChannel;
 use super::config::{KvConfig, MAX_QPS};
 use super::door::Door;
@@ -227,10 +227,12 @@ fn inside_a_runtime() -> Result<(), ConnectError> {
 impl Shared {
     /// How this endpoint connects.
     fn choose(&self) -> Result<Chosen, ConnectError> {
-        let usable = self.pool.devices().iter().filter(|d| d.registered.is_ok());
-        // Where one of them needs a connection manager, all use it: every device can.
-        let needs = usable.map(|d| d.pd.device()).find(|d| d.check_oob().is_err());
-        self.config.bootstrap.choose(needs.unwrap_or(&self.device)).map_err(ConnectError::resources)
+        let usable = || self.pool.devices().iter().filter(|d| d.registered.is_ok()).map(|d| d.pd.device());
+        // Where one of them needs a connection manager, all use it: every device can. Where they must not, those that need it are
+        // left out.
+        let by_hand = self.config.bootstrap == Bootstrap::Oob;
+        let device = usable().find(|device| device.check_oob().is_ok() == by_hand);
+        self.config.bootstrap.choose(device.unwrap_or(&self.device)).map_err(ConnectError::resources)
     }
 
     /// Queue pairs that a device can give one channel.

@@ -98,7 +98,7 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     chosen: Chosen,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
-    let built = setup::build(shared).await?;
+    let built = setup::build(shared, managed.is_some()).await?;
     let connection = setup::new_id()?;
     let first = setup::first_of(shared, &built, managed.is_some());
     let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
@@ -195,7 +195,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(claimed) => claimed,
         Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
     };
-    let (mut built, with) = match setup::build_answer(shared, &peer).await {
+    let (mut built, with) = match setup::build_answer(shared, &peer, managed.is_some()).await {
         Ok(Ok(built)) => built,
         Ok(Err(reject)) => return Err(offer.reject(reject).await),
         Err(error) if is_for_the_peer(&error) => {

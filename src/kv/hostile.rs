@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::connect::{
-    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape,
+    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRail, HelloRegion, HelloShape,
+    LateRail,
     NotifyModes, client, dial,
 };
 use crate::device::{Device, SoftConfig, SoftTransport};
@@ -108,7 +109,15 @@ pub(super) async fn check(listener: &mut KvListener, config: KvConfig) {
 async fn b1_extreme_hellos_end_in_a_refusal_or_in_a_channel() {
     let (server, mut listener) = server(KvConfig::default()).await;
     type Extreme = (&'static str, bool, fn(&mut Hello));
-    let extremes: [Extreme; 17] = [
+    fn rails(h: &mut Hello, count: usize, change: fn(&mut HelloRail)) {
+        let own = h.rail_list().remove(0);
+        let mut other = own.clone();
+        change(&mut other);
+        let mut list = vec![other; count];
+        list[count / 2] = own;
+        h.set_rails(list, count / 2);
+    }
+    let extremes: [Extreme; 21] = [
         ("as it should be", true, |_| {}),
         ("64 queue pairs", true, |h| {
             h.qps = (0..64).map(|n| QpAddress { qp_num: n + 2, ..h.qps[0] }).collect();
@@ -126,6 +135,12 @@ async fn b1_extreme_hellos_end_in_a_refusal_or_in_a_channel() {
             h.regions = vec![HelloRegion { addr: 1, len: u64::MAX - 1, rkey: 0 }; 9];
         }),
         ("layers without end", false, |h| h.layout.as_mut().unwrap().layers = u32::MAX),
+        ("16 rails", true, |h| rails(h, 16, |_| {})),
+        ("16 rails, of which one is there", true, |h| rails(h, 16, |rail| rail.qps.clear())),
+        ("a rail with less memory than its pool", false, |h| rails(h, 2, |rail| rail.regions[0].len = 1)),
+        ("a rail that nobody speaks to", true, |h| {
+            rails(h, 3, |rail| rail.transport = "carrier pigeon".into())
+        }),
         ("blocks without end", false, |h| {
             let layout = h.layout.as_mut().unwrap();
             (layout.blocks, layout.block_stride, layout.layer_stride) = (u32::MAX, 1 << 40, u64::MAX);
@@ -153,7 +168,8 @@ async fn b1_extreme_hellos_end_in_a_refusal_or_in_a_channel() {
             Ok(theirs) => {
                 assert!(fits, "{what}: accepted");
                 let channel = listener.accept().await.unwrap();
-                assert_eq!(channel.path().qps.len(), theirs.qps.len(), "{what}");
+                let qps: usize = theirs.rail_list().iter().map(|rail| rail.qps.len()).sum();
+                assert_eq!(channel.path().qps.len(), qps, "{what}");
                 // What it says of itself is used for nothing before it is checked.
                 let grant = channel.grant(channel.pool().try_alloc(1).unwrap()).unwrap();
                 channel.revoke(&grant);
@@ -244,5 +260,28 @@ async fn k5_a_peer_that_never_dials_or_never_reads_is_lost_by_the_deadline() {
         assert_eq!(closed.cause(), Cause::PeerLost, "{closed}");
         drop(stream);
     }
+    all_free(&server).await;
+}
+
+/// What `Ready` says of rails is checked: the handshake ends with a reason, and the next peer is served.
+#[tokio::test]
+async fn b1_what_ready_says_of_rails_is_checked() {
+    let (server, mut listener) = server(KvConfig::default()).await;
+    let address = hello(1).qps[0];
+    let lies = [
+        ("a rail that there is not", vec![LateRail { rail: 7, qps: vec![address] }]),
+        ("queue pairs of a rail that has some", vec![LateRail { rail: 0, qps: vec![address] }]),
+        ("every rail is left out", vec![LateRail { rail: 0, qps: vec![] }]),
+    ];
+    for (epoch, (what, late)) in (1..).zip(lies) {
+        let mut ours = hello(epoch);
+        let rails = ours.rail_list();
+        ours.set_rails(rails, 0);
+        let deadline = Deadline::after(PATIENCE);
+        let stream = dial(&listener.local_addr().to_string(), deadline).await.unwrap();
+        let reply = client(stream, &ours, &Expect::default(), deadline).await.unwrap();
+        assert!(reply.ready(&late).await.is_err(), "{what}");
+    }
+    check(&mut listener, KvConfig::default()).await;
     all_free(&server).await;
 }

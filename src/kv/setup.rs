@@ -40,13 +40,22 @@ pub(super) struct Built {
 impl Built {
     /// Sets up a rail on each of `devices`, with so many queue pairs. Those that cannot be are left out, unless the endpoint is
     /// strict, or none can be.
-    async fn on(shared: &Shared, devices: Vec<usize>, qps: &[usize]) -> Result<Self, ConnectError> {
+    async fn on(
+        shared: &Shared,
+        devices: Vec<usize>,
+        qps: &[usize],
+        managed: bool,
+    ) -> Result<Self, ConnectError> {
         let mut this = Self { rails: Vec::new(), devices, warnings: Vec::new() };
         let mut failed = None;
         for (n, &device) in this.devices.iter().enumerate() {
             let PoolDevice { pd, registered } = &shared.pool.devices()[device];
+            let connectable = if managed { Ok(()) } else { pd.device().check_oob() };
             let built = match registered {
-                Ok(_) => rail::build(shared, pd, qps[n]).await,
+                Ok(_) => match connectable {
+                    Ok(()) => rail::build(shared, pd, qps[n]).await,
+                    Err(error) => Err(ConnectError::resources(error)),
+                },
                 Err(reason) => Err(ConnectError::resources(DeviceError::Rail {
                     device: pd.device().name().to_owned(),
                     reason: reason.clone(),
@@ -78,10 +87,10 @@ impl Built {
 }
 
 /// The client's rails: one on each device of the pool.
-pub(super) async fn build(shared: &Shared) -> Result<Built, ConnectError> {
+pub(super) async fn build(shared: &Shared, managed: bool) -> Result<Built, ConnectError> {
     let devices: Vec<usize> = (0..shared.pool.devices().len()).collect();
     let qps = vec![shared.config.qps; devices.len()];
-    Built::on(shared, devices, &qps).await
+    Built::on(shared, devices, &qps, managed).await
 }
 
 /// The server's rails: one for each pair of devices, with as many queue pairs as the client has, and our device has room for.
@@ -89,6 +98,7 @@ pub(super) async fn build(shared: &Shared) -> Result<Built, ConnectError> {
 pub(super) async fn build_answer(
     shared: &Shared,
     peer: &Hello,
+    managed: bool,
 ) -> Result<Result<(Built, Vec<usize>), Reject>, ConnectError> {
     let theirs = peer.rail_list();
     let own = shared.pool.devices();
@@ -109,7 +119,7 @@ pub(super) async fn build_answer(
         asked.min(shared.max_qps(own[p.server].pd.device()))
     };
     let qps: Vec<usize> = pairs.iter().map(qps).collect();
-    let mut built = Built::on(shared, pairs.iter().map(|p| p.server).collect(), &qps).await?;
+    let mut built = Built::on(shared, pairs.iter().map(|p| p.server).collect(), &qps, managed).await?;
     for (n, device) in own.iter().enumerate() {
         if device.registered.is_ok() && !pairs.iter().any(|p| p.server == n) {
             built.unpaired(device, peer);

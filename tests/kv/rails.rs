@@ -216,6 +216,26 @@ async fn k10_a_rail_that_dies_comes_back(on: On) {
     pair.sender.close().await.unwrap();
 }
 
+/// A rail that dies after every few pieces, and comes back each time: no byte is lost, nor twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k10_a_rail_that_dies_again_and_again() {
+    for on in [On::Soft(Profile::Default), On::Shm(Profile::Srd), On::Soft(Profile::Siw)] {
+        // Each of its queue pairs ends in the middle of a message.
+        let faulty = Device::soft(on.faulty("drop_after=300000")).unwrap();
+        let near = [devices(on, 1, 0), vec![faulty]].concat();
+        let near = End::new(near, pages(on), quick()).await;
+        let far = End::new(devices(on, 2, 1), pages(on), quick()).await;
+        let pair = Pair::new(on, near, far).await;
+        let failed = || pair.sender.path().rails[1].failures;
+        while failed() < 4 {
+            pair.stream_more().await;
+        }
+        let path = pair.sender.path();
+        assert!(path.rails[1].returns >= 3 && path.rails[0].failures == 0, "{path}");
+        pair.sender.close().await.unwrap();
+    }
+}
+
 impl Pair {
     /// A few rounds, whatever was done before.
     async fn stream_more(&self) {
@@ -409,6 +429,29 @@ async fn b5_rails_by_the_connection_manager() {
             ("cm", rails.0.max(rails.1), 0),
             "{path}"
         );
+    }
+}
+
+/// Devices of which one has to be connected by a manager: `Auto` takes it for all, `Oob` leaves that one out.
+#[tokio::test]
+async fn b5_one_device_that_needs_a_manager_is_among_others() {
+    let on = On::Soft(Profile::Default);
+    let soft = |profile| Device::soft(SoftConfig::new().profile(profile)).unwrap();
+    let both = || vec![soft(Profile::ErdmaCompat), soft(Profile::ErdmaStandard)];
+    for (bootstrap, way, rails) in [(Bootstrap::Auto, "cm", 2), (Bootstrap::Oob, "oob", 1)] {
+        let near = End::new(both(), pages(on), quick().bootstrap(bootstrap)).await;
+        let far = End::new(both(), pages(on), quick().bootstrap(bootstrap)).await;
+        let pair = Pair::new(on, near, far).await;
+        pair.stream(2, |_| {}).await;
+        for path in [pair.sender.path(), pair.receiver.path()] {
+            assert_eq!(
+                (path.bootstrap, path.rails.len(), path.warnings.len()),
+                (way, rails, 2 - rails),
+                "{path}"
+            );
+            let why = if rails == 1 { path.warnings[0].to_string() } else { path.bootstrap_reason.clone() };
+            assert!(why.contains("standard") && why.contains("RDMA_CM"), "{why}");
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 //!   any_device       all; so do fork and raw, but for the tests that begin with oob_
 //!   shared_receives  all, and partly in the lab
 //!   lab_events       all, in the lab: the devices themselves are taken away
+//!   lab_rails        the lab, on whichever driver: it takes the devices of both
 //!   counters         all; its tests say oob_ or cm_only by themselves
 //!   cm_queue_pairs   all, with RDMA_CM; RDMA_IP0 and RDMA_IP1 are the devices' addresses
 //!   cm_failures      the same, and iproute2's `rdma`
@@ -36,6 +37,7 @@ mod faults;
 mod fork;
 mod harness;
 mod lab_events;
+mod lab_rails;
 mod oob_atomics;
 mod oob_failures;
 mod oob_kv;

@@ -194,7 +194,9 @@ struct After {
     /// Queue pairs whose destruction blocks.
     destroy: Vec<(Job, Vec<provider::Qp>)>,
     lines: Vec<(Option<AbortHandle>, Option<Arc<Lines>>)>,
-    /// What was said about a rail that is to come back, by whom the peer's driver is.
+    /// Queues of rails that are lost. Destroying one may block, so that it is done last.
+    cqs: Vec<Arc<Cq>>,
+    /// What the peer's driver has said about a rail that is to come back.
     talk: Vec<(usize, Vec<u8>)>,
     /// Rails that have come to rest, and are to be brought back.
     probe: Vec<usize>,
@@ -359,7 +361,7 @@ impl KvDriver {
             out
         };
         let returns = after.returns();
-        let After { mut wakers, replaced, blocks, sources, asked, ledger, destroy, lines, talk, probe, nudge } =
+        let After { mut wakers, replaced, blocks, sources, asked, ledger, destroy, lines, cqs, talk, probe, nudge } =
             after;
         if nudge {
             self.nudge();
@@ -377,6 +379,9 @@ impl KvDriver {
             // The queue pairs are gone: nobody needs to be told of their end any more.
             watch.iter().for_each(AbortHandle::abort);
             drop(lines);
+        }
+        if !cqs.is_empty() {
+            background::run(move || drop(cqs));
         }
         // What must not be lost comes before what is the user's code.
         if let Some(ledger) = ledger {

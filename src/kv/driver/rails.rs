@@ -242,7 +242,7 @@ impl Inner {
         after.lines.push((own.watch.take(), own.lines.take()));
         own.enrolled = None;
         if own.lost {
-            own.cq = None;
+            after.cqs.extend(own.cq.take());
         }
         let (qps, fenced) = (own.qps.clone(), std::mem::replace(&mut own.fenced, true));
         if let Some(conn) = &mut self.conn {
