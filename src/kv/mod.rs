@@ -83,6 +83,8 @@ pub use proto::{
 };
 pub use read::{GrantReadRefused, Read, ReadDone, ReadError, ReadRequest, Served, ServedBy};
 pub use read_choice::{ReadMethod, ReadStrategy};
+#[cfg(any(test, fuzzing))]
+pub(crate) use read_plan::fuzz as fuzz_ask;
 pub use stats::ChannelStats;
 pub use write::{Landed, Write, WriteError, WriteRequest};
 
