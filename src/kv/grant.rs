@@ -443,6 +443,9 @@ mod tests {
 
     #[test]
     fn k6_debug_is_short() {
-        assert_eq!(format!("{:?}", grant(&[1, 2, 4])), "Grant { kind: Write, id: 3, blocks: 3, runs: 2, .. }");
+        assert_eq!(
+            format!("{:?}", grant(&[1, 2, 4])),
+            "Grant { kind: Write, id: 3, blocks: 3, runs: 2, .. }"
+        );
     }
 }

@@ -170,8 +170,7 @@ struct After {
 impl After {
     /// Whether there is something that a user who hears of the end expects to be back in its place.
     fn returns(&self) -> bool {
-        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty())
-            || self.ledger.is_some()
+        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty()) || self.ledger.is_some()
     }
 }
 

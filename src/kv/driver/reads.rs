@@ -11,7 +11,8 @@ use crate::clock::later;
 use crate::kv::blocks::Blocks;
 use crate::kv::grant::{Binding, Grant, GrantKind};
 use crate::kv::proto::{
-    AbortReason, Cause, GrantRef, MAX_MESSAGE, ReadBy, ReadEnd, ReadId, ReadRequest as ProtoRead, Reason, Refused,
+    AbortReason, Cause, GrantRef, MAX_MESSAGE, ReadBy, ReadEnd, ReadId, ReadRequest as ProtoRead, Reason,
+    Refused,
 };
 use crate::kv::read::{ReadDone, ReadError, ReadRequest, Served, ServedBy};
 use crate::kv::read_choice::{Choice, ReadMethod, Trials, choose};
@@ -419,13 +420,7 @@ impl Inner {
         }
     }
 
-    fn end_loan(
-        &mut self,
-        grant: u64,
-        bytes: u64,
-        result: Result<ServedBy, AbortReason>,
-        after: &mut After,
-    ) {
+    fn end_loan(&mut self, grant: u64, bytes: u64, result: Result<ServedBy, AbortReason>, after: &mut After) {
         let Some(lent) = self.reads.lent.remove(&grant) else { return };
         if result.is_ok() {
             self.stats.served += 1;

@@ -28,11 +28,21 @@ fn broken<T>(rule: &'static str) -> Result<T> {
 enum State {
     Idle,
     /// Parts of a request have come, to write under `target`.
-    Asking { target: u64, request: Partial },
+    Asking {
+        target: u64,
+        request: Partial,
+    },
     /// The request was handed out, and is not answered yet.
-    Asked { target: u64 },
+    Asked {
+        target: u64,
+    },
     /// Our transfer of this number serves it.
-    Serving { transfer: u64, bytes: u64, outcome: Option<Outcome>, released: bool },
+    Serving {
+        transfer: u64,
+        bytes: u64,
+        outcome: Option<Outcome>,
+        released: bool,
+    },
 }
 
 #[derive(Debug)]

@@ -19,7 +19,8 @@ use std::time::Instant;
 use super::config::Config;
 use super::control::{ASK_OVERHEAD, Record};
 use super::event::{
-    AbortReason, Cause, Event, GrantRef, ProtocolViolation, ReadEnd, ReadId, ReadRefusal, Reason, SenderReason,
+    AbortReason, Cause, Event, GrantRef, ProtocolViolation, ReadEnd, ReadId, ReadRefusal, Reason,
+    SenderReason,
 };
 use super::message::MAX_MESSAGE;
 use super::outbox::{Outbox, Queued};
@@ -395,7 +396,9 @@ impl Reader {
         self.said += 1;
         if self.asking.is_none() {
             let id = self.asks.pop_front().unwrap_or_default();
-            let Some(By::Write { request, len, .. }) = self.get_mut(id).map(|r| &mut r.by) else { return true };
+            let Some(By::Write { request, len, .. }) = self.get_mut(id).map(|r| &mut r.by) else {
+                return true;
+            };
             let (request, len) = (request.take().unwrap_or_default(), *len);
             self.asking = Some(Asking { grant, target, request, sent: 0 });
             self.asked += len;
