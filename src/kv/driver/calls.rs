@@ -127,7 +127,7 @@ impl KvDriver {
     pub(in crate::kv) fn revoke(&self, grant: u64) {
         let now = Instant::now();
         self.locked(|inner, after| {
-            if (inner.grants.contains_key(&grant) || inner.reads.has_lent(grant))
+            if (inner.grants.contains_key(&grant) || inner.loans.has(grant))
                 && let Some(conn) = &mut inner.conn
             {
                 conn.revoke_grant(grant, now);

@@ -8,6 +8,7 @@
 mod calls;
 mod closed;
 mod events;
+mod loans;
 mod progress;
 mod reads;
 mod writes;
@@ -43,7 +44,8 @@ use crate::reactor::{Drive, DriverHandle, Step};
 
 pub use closed::{ChannelClosed, MessageError};
 
-use reads::{Asked, Reads};
+use loans::{Asked, Loans};
+use reads::Reads;
 
 /// Completions that one poll takes.
 const BATCH: usize = 64;
@@ -92,6 +94,7 @@ struct Inner {
     /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
     grants: BTreeMap<u64, Granted>,
     reads: Reads,
+    loans: Loans,
     arrivals: VecDeque<Result<Arrival, ArrivalError>>,
     messages: VecDeque<Vec<u8>>,
     /// Transfers of earlier connections that were in doubt, and what became of them.
@@ -207,6 +210,7 @@ impl KvDriver {
                 writes: HashMap::new(),
                 grants: BTreeMap::new(),
                 reads: Reads::default(),
+                loans: Loans::default(),
                 arrivals: VecDeque::new(),
                 messages: VecDeque::new(),
                 doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),

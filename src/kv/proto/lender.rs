@@ -13,10 +13,10 @@
 
 use std::collections::BTreeMap;
 
+use super::asking::ASK_WINDOW;
 use super::event::{AbortReason, Event, Outcome, ProtocolViolation, ReadRefusal, Reason, SenderReason};
 use super::message::{MAX_MESSAGE, Partial};
 use super::outbox::{Outbox, Queued};
-use super::reader::ASK_WINDOW;
 
 type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
 

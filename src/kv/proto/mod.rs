@@ -30,7 +30,7 @@
 //! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec; `link` one queue pair, with its
 //! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
 //! that fails has lost; `message` the application's messages; `ledger` what outlives a connection. Reads:
-//! `reader` and `lender` are the two halves, `reads` the calls.
+//! `reader` and `lender` are the two halves, `flights` and `asking` the two ways, `reads` the calls.
 //!
 //! The duties of the caller:
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
@@ -44,11 +44,13 @@
 //!   [`Connection::fenced`]. Only then may the ledger start the next connection.
 
 mod aborted;
+mod asking;
 mod config;
 mod control;
 mod credits;
 mod dispatch;
 mod event;
+mod flights;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod ledger;
