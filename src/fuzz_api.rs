@@ -10,8 +10,9 @@ pub fn hello(data: &[u8]) {
     crate::kv::fuzz_rail_talk(data);
 }
 
-/// `Grant::from_bytes`.
+/// `Grant::from_bytes`, and the request of a read to the owner of a grant, which holds runs, too.
 pub fn grant(data: &[u8]) {
+    crate::kv::fuzz_ask(data);
     let Ok(grant) = Grant::from_bytes(data) else { return };
     assert_eq!(Grant::from_bytes(&grant.to_bytes()).as_ref(), Ok(&grant));
     // The views of it agree. A run can be as long as 2^32 blocks: look at its ends.

@@ -33,8 +33,7 @@ pub fn series(args: &Args, case: &Case) -> Vec<Series> {
     if args.device.is_some() {
         ways.push(("read_d1", ReadStrategy::RdmaRead { depth: 1, qps: args.qps }));
     }
-    let series =
-        |(name, strategy)| Series { name, strategy, total: Samples::default(), last: None };
+    let series = |(name, strategy)| Series { name, strategy, total: Samples::default(), last: None };
     ways.into_iter().map(series).collect()
 }
 

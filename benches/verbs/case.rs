@@ -33,6 +33,8 @@ pub struct Case {
     /// Both ends poll instead of sleeping until the kernel wakes them.
     pub spin: bool,
     pub iterations: usize,
+    /// READs that a queue pair may have in flight; as many as the device allows without.
+    pub depth: Option<u8>,
 }
 
 impl Case {
@@ -49,14 +51,16 @@ impl Case {
     /// The beginning of its lines.
     pub fn name(&self) -> String {
         let mode = if self.spin { "spin" } else { "event" };
-        format!("landfall.{}.{}.q{}.{mode}", self.op.name(), self.bytes, self.qps)
+        let depth = self.depth.map_or(String::new(), |depth| format!(".d{depth}"));
+        format!("landfall.{}.{}.q{}{depth}.{mode}", self.op.name(), self.bytes, self.qps)
     }
 }
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mode = if self.spin { "spin" } else { "event" };
-        write!(f, "{}:{}:{}:{mode}:{}", self.op.name(), self.bytes, self.qps, self.iterations)
+        write!(f, "{}:{}:{}:{mode}:{}", self.op.name(), self.bytes, self.qps, self.iterations)?;
+        self.depth.map_or(Ok(()), |depth| write!(f, ":{depth}"))
     }
 }
 
@@ -64,9 +68,13 @@ impl FromStr for Case {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text}: OPERATION:BYTES:QPS:MODE:ITERATIONS; see --help");
+        let wrong = || format!("{text}: OPERATION:BYTES:QPS:MODE:ITERATIONS[:DEPTH]; see --help");
         let words: Vec<&str> = text.split(':').collect();
-        let &[op, bytes, qps, mode, iterations] = words.as_slice() else { return Err(wrong()) };
+        let (op, bytes, qps, mode, iterations, depth) = match *words.as_slice() {
+            [op, bytes, qps, mode, iterations] => (op, bytes, qps, mode, iterations, None),
+            [op, bytes, qps, mode, iterations, depth] => (op, bytes, qps, mode, iterations, Some(depth)),
+            _ => return Err(wrong()),
+        };
         let op = OPS.iter().find(|(_, name)| *name == op).ok_or_else(wrong)?.0;
         let number = |text: &str, most: u64| {
             text.parse().ok().filter(|n: &u64| (1..=most).contains(n)).ok_or_else(wrong)
@@ -81,10 +89,14 @@ impl FromStr for Case {
                 _ => return Err(wrong()),
             },
             iterations: number(iterations, 100_000_000)? as usize,
+            depth: depth.map(|depth| number(depth, 255)).transpose()?.map(|depth| depth as u8),
         };
         match op {
             Op::WriteLat | Op::SendLat if case.qps != 1 => {
                 Err(format!("{text}: a latency has one queue pair"))
+            }
+            _ if case.depth.is_some() && op != Op::ReadBw => {
+                Err(format!("{text}: DEPTH is of READs: read_bw"))
             }
             Op::WriteLat if !case.spin => Err(format!("{text}: write_lat polls the payload: spin")),
             _ => Ok(case),

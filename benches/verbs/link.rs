@@ -92,7 +92,7 @@ impl Link {
             return Err("the peer has another number of queue pairs".into());
         }
         let mut options = ConnectOptions::default();
-        options.max_rd_atomic = u8::MAX;
+        options.max_rd_atomic = case.depth.unwrap_or(u8::MAX);
         let role = if active { Role::Active } else { Role::Passive };
         for (qp, to) in qps.iter().zip(&theirs.qps) {
             qp.connect(to, role, options.clone()).await?;

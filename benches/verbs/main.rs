@@ -29,9 +29,10 @@ use link::{Control, Link};
 const USAGE: &str = "\
 cargo bench --bench verbs -- --device NAME CASE…
 
-A case is OPERATION:BYTES:QPS:MODE:ITERATIONS, for instance write_bw:65536:16:spin:5000
+A case is OPERATION:BYTES:QPS:MODE:ITERATIONS[:DEPTH], for instance write_bw:65536:16:spin:5000
   OPERATION   write_bw, read_bw, write_lat or send_lat; latencies are half a round trip, on one queue pair
   MODE        spin or event: how the two ends wait (write_lat polls the payload: spin)
+  DEPTH       of read_bw: READs in flight on a queue pair, as ib_read_bw's -o; without, as many as the device allows
 ";
 
 /// The command line.

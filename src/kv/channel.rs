@@ -52,7 +52,8 @@ impl Drop for ChannelInner {
 /// How long a graceful close may take before the queue pairs are killed.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// A channel between two endpoints: either side grants blocks, and writes to those that it was granted.
+/// A channel between two endpoints: either side grants blocks, writes to those that it was granted to write to, and reads those
+/// that it was granted to read.
 ///
 /// Cloning gives another handle. When the last one is dropped, the channel closes in the background: writes that were
 /// detached finish, within five seconds; [`KvChannel::close`] waits for that.
@@ -81,7 +82,9 @@ pub struct GrantRefused {
 #[non_exhaustive]
 pub enum GrantRefusal {
     /// The pool gives peers no access to write.
-    #[error("the pool is a source only; create it with PoolAccess::Target or PoolAccess::Both to be written to")]
+    #[error(
+        "the pool is a source only; create it with PoolAccess::Target or PoolAccess::Both to be written to"
+    )]
     SourceOnly,
     /// The blocks are of another pool than this endpoint's.
     #[error("the blocks belong to another pool than this endpoint's; take them from KvEndpoint::pool")]

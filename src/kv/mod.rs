@@ -104,6 +104,8 @@ pub use proto::{
 pub(crate) use rail_talk::fuzz as fuzz_rail_talk;
 pub use read::{GrantReadRefused, Read, ReadDone, ReadError, ReadRequest, Served, ServedBy};
 pub use read_choice::{ReadMethod, ReadStrategy};
+#[cfg(any(test, fuzzing))]
+pub(crate) use read_plan::fuzz as fuzz_ask;
 pub use shape::{Heads, Order, Shape, ShapeError, Strides};
 pub use spans::TokenSpan;
 pub use stats::ChannelStats;

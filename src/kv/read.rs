@@ -81,7 +81,9 @@ pub struct ReadDone {
 #[non_exhaustive]
 pub enum ReadError {
     /// The grant was used before, or revoked. Nothing was posted.
-    #[error("grant {grant} was used before or revoked; each grant serves one read: ask the peer for a new one")]
+    #[error(
+        "grant {grant} was used before or revoked; each grant serves one read: ask the peer for a new one"
+    )]
     StaleGrant {
         /// The grant.
         grant: u64,
@@ -148,7 +150,9 @@ pub enum ReadError {
     )]
     NotReadable,
     /// READs were asked for, and one of the devices has none. Nothing was posted.
-    #[error("one of the two devices has no READ (max_rd_atomic 0); read by ReadStrategy::RemoteWrite or Auto")]
+    #[error(
+        "one of the two devices has no READ (max_rd_atomic 0); read by ReadStrategy::RemoteWrite or Auto"
+    )]
     NoRead,
     /// The owner was to write, and our own pool does not let it. Nothing was posted.
     #[error(

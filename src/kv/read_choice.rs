@@ -147,7 +147,8 @@ pub(crate) fn choose(
     match strategy {
         ReadStrategy::RdmaRead { depth, qps } => {
             if depth == 0 || qps == 0 {
-                let (what, limit) = if depth == 0 { ("depth", facts.reads.into()) } else { ("qps", facts.qps as u64) };
+                let (what, limit) =
+                    if depth == 0 { ("depth", facts.reads.into()) } else { ("qps", facts.qps as u64) };
                 return Err(ReadError::Strategy { what, limit });
             }
             check_read(facts)?;
@@ -193,7 +194,8 @@ fn known(by_read: ReadMethod, facts: &Facts) -> Result<Choice, ReadError> {
 }
 
 fn measured(by_read: ReadMethod, trials: &mut Trials) -> Choice {
-    let trial = |method| Choice { method, why: "it is measured: this read is one of the trials", trial: true };
+    let trial =
+        |method| Choice { method, why: "it is measured: this read is one of the trials", trial: true };
     match (trials.read, trials.write) {
         (None, _) => {
             trials.read = Some(None);
@@ -245,7 +247,8 @@ mod tests {
         let asked = ReadStrategy::RdmaRead { depth: 99, qps: 99 };
         let chosen = choose(asked, &facts(), 1, &mut Trials::default()).unwrap();
         assert_eq!(chosen.method, ReadMethod::RdmaRead { depth: 16, qps: 2 });
-        let refused = |strategy, facts: Facts| choose(strategy, &facts, 1, &mut Trials::default()).unwrap_err();
+        let refused =
+            |strategy, facts: Facts| choose(strategy, &facts, 1, &mut Trials::default()).unwrap_err();
         assert!(matches!(refused(asked, Facts { readable: false, ..facts() }), ReadError::NotReadable));
         assert!(matches!(refused(asked, Facts { reads: 0, ..facts() }), ReadError::NoRead));
         let shallow = ReadStrategy::RdmaRead { depth: 0, qps: 1 };
@@ -257,9 +260,8 @@ mod tests {
     #[test]
     fn k9_measured_tries_each_way_once_and_keeps_to_the_faster() {
         let mut trials = Trials::default();
-        let next = |trials: &mut Trials, bytes| {
-            choose(ReadStrategy::Measured, &facts(), bytes, trials).unwrap()
-        };
+        let next =
+            |trials: &mut Trials, bytes| choose(ReadStrategy::Measured, &facts(), bytes, trials).unwrap();
         assert!(!next(&mut trials, 4096).trial);
         let (first, second) = (next(&mut trials, 1 << 20), next(&mut trials, 1 << 20));
         assert_eq!((first.method.name(), second.method.name()), ("rdma-read", "remote-write"));

@@ -110,8 +110,11 @@ mod tag {
 
 /// The message to the owner: our blocks in order of position, the pairs if there are any, and the time that is left.
 pub(crate) fn encode(request: &ReadRequest, time: Duration) -> Vec<u8> {
-    let pairs = request.pairs.as_deref();
-    let mut out = Vec::with_capacity(32 + 8 * (request.target.runs().len() + pairs.map_or(0, <[_]>::len)));
+    encode_parts(time, request.target.runs(), request.pairs.as_deref())
+}
+
+fn encode_parts(time: Duration, runs: &[(u32, u32)], pairs: Option<&[(u32, u32)]>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(32 + 8 * (runs.len() + pairs.map_or(0, <[_]>::len)));
     let mut w = Writer(&mut out);
     w.field(tag::TIME, |w| {
         w.u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
@@ -121,7 +124,7 @@ pub(crate) fn encode(request: &ReadRequest, time: Duration) -> Vec<u8> {
             w.u32(a).u32(b);
         }
     };
-    w.field(tag::RUNS, |w| list(w, request.target.runs()));
+    w.field(tag::RUNS, |w| list(w, runs));
     if let Some(pairs) = pairs {
         w.field(tag::PAIRS, |w| list(w, pairs));
     }
@@ -137,6 +140,11 @@ struct Ask {
 }
 
 impl Ask {
+    #[cfg(any(test, fuzzing))]
+    fn encode(&self) -> Vec<u8> {
+        encode_parts(self.time, &self.runs, self.pairs.as_deref())
+    }
+
     /// Fields that a later version has added are passed over (B1).
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let (mut time, mut runs, mut pairs) = (None, None, None);
@@ -153,6 +161,14 @@ impl Ask {
             (Some(time), Some(runs)) => Ok(Self { time, runs, pairs }),
             _ => Err(r.malformed()),
         }
+    }
+}
+
+/// For the fuzz targets: any bytes, decoded; and what decodes is encoded and decoded again.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Ok(ask) = Ask::decode(bytes) {
+        assert_eq!(Ask::decode(&ask.encode()).as_ref(), Ok(&ask));
     }
 }
 
@@ -216,6 +232,9 @@ mod tests {
         });
         let want = Ask { time: Duration::from_millis(1500), runs: vec![(4, 2)], pairs: None };
         assert_eq!(Ask::decode(&bytes), Ok(want));
+        let full = Ask { pairs: Some(vec![(0, 1), (u32::MAX, 7)]), ..Ask::decode(&bytes).unwrap() };
+        assert_eq!(Ask::decode(&full.encode()).as_ref(), Ok(&full));
+        fuzz(&full.encode());
     }
 
     #[test]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use landfall::kv::{
-    AbortReason, Blocks, GrantKind, GrantRefusal, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout,
-    PoolAccess, ReadError, ReadMethod, ReadRequest, ReadStrategy, Reason, ServedBy, WriteError, WriteRequest,
+    AbortReason, Blocks, GrantKind, GrantRefusal, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool,
+    Layout, PoolAccess, ReadError, ReadMethod, ReadRequest, ReadStrategy, Reason, ServedBy, WriteError,
+    WriteRequest,
 };
 use landfall::memory::Memory;
 
@@ -203,7 +204,10 @@ async fn k6_a_grant_to_read_is_used_once_and_for_reading_only(on: On) {
         let copy = landfall::kv::Grant::from_bytes(&grant.to_bytes()).unwrap();
         let target = all.reader.pool().try_alloc(4).unwrap();
         let (refused, _) = all.reader.read(ReadRequest::new(&copy, target).strategy(way)).await;
-        assert!(matches!(refused, Err(ReadError::StaleGrant { grant: id }) if id == grant.id()), "{refused:?}");
+        assert!(
+            matches!(refused, Err(ReadError::StaleGrant { grant: id }) if id == grant.id()),
+            "{refused:?}"
+        );
     }
     // And the other way round.
     let to_write = all.owner.grant(all.owner.pool().try_alloc(4).unwrap()).unwrap();
@@ -275,11 +279,11 @@ async fn r10_positions_to_read_out_of_range_are_refused(on: On) {
             refusal(3, Some(vec![(4, 0)])).await,
             ReadError::OutOfRange { what: "position in the grant", index: 4, limit: 4 }
         ));
-        assert!(matches!(refusal(3, Some(vec![(0, 3)])).await, ReadError::OutOfRange { index: 3, limit: 3, .. }));
         assert!(matches!(
-            refusal(3, Some(vec![(0, 1), (1, 1)])).await,
-            ReadError::Duplicate { position: 1 }
+            refusal(3, Some(vec![(0, 3)])).await,
+            ReadError::OutOfRange { index: 3, limit: 3, .. }
         ));
+        assert!(matches!(refusal(3, Some(vec![(0, 1), (1, 1)])).await, ReadError::Duplicate { position: 1 }));
     }
     let shallow = ReadStrategy::RdmaRead { depth: 0, qps: 1 };
     let target = all.reader.pool().try_alloc(4).unwrap();
@@ -362,8 +366,10 @@ async fn k5_a_read_whose_deadline_has_passed_gives_its_blocks_back(on: On) {
         let served = all.owner.next_served().await.unwrap();
         match (ended, served.result()) {
             (Ok(_), Ok(_)) => {}
-            (Err(ReadError::Failed(Reason::Deadline)), Err(AbortReason::Reader(_) | AbortReason::ReadRefused(_))) => {
-            }
+            (
+                Err(ReadError::Failed(Reason::Deadline)),
+                Err(AbortReason::Reader(_) | AbortReason::ReadRefused(_)),
+            ) => {}
             (ended, served) => panic!("{way:?}: {ended:?} and {served:?}"),
         }
     }
@@ -517,7 +523,8 @@ async fn k7_reads_and_writes_in_both_directions_at_once(on: On) {
         tokio::spawn(pull(b.clone(), a.clone(), 3000, ReadStrategy::RemoteWrite)),
         tokio::spawn(pull(b.clone(), a.clone(), 4000, BY_READS)),
     ];
-    let pushes = [tokio::spawn(push(a.clone(), b.clone(), 5000)), tokio::spawn(push(b.clone(), a.clone(), 6000))];
+    let pushes =
+        [tokio::spawn(push(a.clone(), b.clone(), 5000)), tokio::spawn(push(b.clone(), a.clone(), 6000))];
     let backs = [tokio::spawn(back(a.clone())), tokio::spawn(back(b.clone()))];
     for task in tasks {
         task.await.unwrap();

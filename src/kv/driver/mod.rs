@@ -16,6 +16,7 @@ mod closed;
 mod comeback;
 mod events;
 mod layers;
+mod loans;
 mod progress;
 mod rail;
 mod rails;
@@ -63,7 +64,8 @@ use tasks::Owner;
 
 pub use closed::{ChannelClosed, MessageError};
 
-use reads::{Asked, Reads};
+use loans::{Asked, Loans};
+use reads::Reads;
 
 /// Completions that one poll takes.
 const BATCH: usize = 64;
@@ -117,6 +119,7 @@ struct Inner {
     /// Blocks that the peer may be writing to, by grant. In order, so that their ends are told in order.
     grants: BTreeMap<u64, Granted>,
     reads: Reads,
+    loans: Loans,
     arrivals: VecDeque<Result<Arrival, ArrivalError>>,
     messages: VecDeque<Vec<u8>>,
     /// Transfers of earlier connections that were in doubt, and what became of them.
@@ -206,8 +209,7 @@ struct After {
 impl After {
     /// Whether there is something that a user who hears of the end expects to be back in its place.
     fn returns(&self) -> bool {
-        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty())
-            || self.ledger.is_some()
+        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty()) || self.ledger.is_some()
     }
 }
 
@@ -289,6 +291,7 @@ impl KvDriver {
                     writes: HashMap::new(),
                     grants: BTreeMap::new(),
                     reads: Reads::default(),
+                    loans: Loans::default(),
                     arrivals: VecDeque::new(),
                     messages: VecDeque::new(),
                     doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),

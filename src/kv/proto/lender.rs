@@ -13,10 +13,10 @@
 
 use std::collections::BTreeMap;
 
+use super::asking::ASK_WINDOW;
 use super::event::{AbortReason, Event, Outcome, ProtocolViolation, ReadRefusal, Reason, SenderReason};
 use super::message::{MAX_MESSAGE, Partial};
 use super::outbox::{Outbox, Queued};
-use super::reader::ASK_WINDOW;
 
 type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
 
@@ -28,11 +28,21 @@ fn broken<T>(rule: &'static str) -> Result<T> {
 enum State {
     Idle,
     /// Parts of a request have come, to write under `target`.
-    Asking { target: u64, request: Partial },
+    Asking {
+        target: u64,
+        request: Partial,
+    },
     /// The request was handed out, and is not answered yet.
-    Asked { target: u64 },
+    Asked {
+        target: u64,
+    },
     /// Our transfer of this number serves it.
-    Serving { transfer: u64, bytes: u64, outcome: Option<Outcome>, released: bool },
+    Serving {
+        transfer: u64,
+        bytes: u64,
+        outcome: Option<Outcome>,
+        released: bool,
+    },
 }
 
 #[derive(Debug)]

@@ -29,8 +29,8 @@
 //! What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves, `aborted` that of
 //! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec; `link` one queue pair, with its
 //! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
-//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection. Reads: `reader` and `lender` are the
-//! two halves, `reads` the calls.
+//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection. Reads:
+//! `reader` and `lender` are the two halves, `flights` and `asking` the two ways, `reads` the calls.
 //!
 //! The duties of the caller:
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
@@ -44,16 +44,18 @@
 //!   [`Connection::fenced`]. Only then may the ledger start the next connection.
 
 mod aborted;
+mod asking;
 mod config;
 mod control;
 mod credits;
 mod dispatch;
 mod event;
+mod flights;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod ledger;
-mod link;
 mod lender;
+mod link;
 mod liveness;
 mod message;
 mod outbox;

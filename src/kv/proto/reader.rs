@@ -16,22 +16,14 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::asking::Asking;
 use super::config::Config;
-use super::control::{ASK_OVERHEAD, Record};
-use super::event::{
-    AbortReason, Cause, Event, GrantRef, ProtocolViolation, ReadEnd, ReadId, ReadRefusal, Reason, SenderReason,
-};
-use super::message::MAX_MESSAGE;
+use super::event::{Cause, Event, GrantRef, ReadEnd, ReadId, Reason, SenderReason};
+use super::flights::InFlight;
 use super::outbox::{Outbox, Queued};
-use super::plan::{Cursor, Piece, Plan};
+use super::plan::{Cursor, Plan};
 use super::receiver::Receiver;
 
-/// Bytes of requests that have not come completely, at the owner. More is an offence.
-pub(super) const ASK_WINDOW: usize = 4 * MAX_MESSAGE;
-/// Bytes of requests whose reads have not ended, at the reader: far less, since parts of one may come late.
-const OWN_WINDOW: usize = MAX_MESSAGE;
-/// Parts of a request smaller than this are not worth a record.
-const MIN_PART: usize = 64;
 /// An owner that was asked to stop writing, and does not say that it has, is given up after so many times `peer_timeout`:
 /// its send queues are deep, and may drain slowly.
 const PATIENCE: u32 = 4;
@@ -60,7 +52,7 @@ pub(crate) enum ReadBy {
 }
 
 #[derive(Debug)]
-enum By {
+pub(super) enum By {
     Rdma {
         plan: Plan,
         cursor: Cursor,
@@ -82,67 +74,41 @@ enum By {
     },
 }
 
-/// A request that is being sent. It is sent to its end, also when its read is over by then: the owner waits for it.
 #[derive(Debug)]
-struct Asking {
-    grant: u64,
-    target: u64,
-    request: Vec<u8>,
-    sent: usize,
-}
-
-#[derive(Debug)]
-struct Read {
-    grant: u64,
-    bytes: u64,
-    deadline: Instant,
-    by: By,
-    abort: Option<(SenderReason, Instant)>,
-    done_told: bool,
-    released_told: bool,
+pub(super) struct Read {
+    pub(super) grant: u64,
+    pub(super) bytes: u64,
+    pub(super) deadline: Instant,
+    pub(super) by: By,
+    pub(super) abort: Option<(SenderReason, Instant)>,
+    pub(super) done_told: bool,
+    pub(super) released_told: bool,
     /// READs that were posted, and how many of them were in flight at most.
-    wrs: u64,
-    most: u32,
-}
-
-/// A READ in flight.
-#[derive(Clone, Copy, Debug)]
-struct InFlight {
-    read: u64,
-    qp: usize,
-    cursor: Cursor,
-    len: u32,
+    pub(super) wrs: u64,
+    pub(super) most: u32,
 }
 
 #[derive(Debug)]
 pub(super) struct Reader {
     /// Number of `reads[0]`.
-    base: u64,
-    reads: VecDeque<Option<Read>>,
+    pub(super) base: u64,
+    pub(super) reads: VecDeque<Option<Read>>,
     /// By READ, with something to post.
     pub(super) active: VecDeque<u64>,
     /// By WRITE, whose requests have not been sent, and the one that is being sent.
-    asks: VecDeque<u64>,
-    asking: Option<Asking>,
+    pub(super) asks: VecDeque<u64>,
+    pub(super) asking: Option<Asking>,
     /// Bytes of requests of reads that have begun to ask and not ended.
-    asked: usize,
+    pub(super) asked: usize,
     /// READs in flight by the number in their token, and numbers that are free.
-    flights: Vec<Option<InFlight>>,
-    free: Vec<usize>,
+    pub(super) flights: Vec<Option<InFlight>>,
+    pub(super) free: Vec<usize>,
     /// READs in flight on each queue pair.
     pub(super) in_flight: Vec<u32>,
     /// Records that the owner waits for before it closes: READ_DONE that were queued, and READ_ASK that were sent.
     pub(super) said: u64,
     /// No read has a time-out before this.
     pub(super) timeout: Option<Instant>,
-}
-
-/// A piece of a read that can be posted now.
-pub(super) struct Next {
-    pub(super) piece: Piece,
-    rail: usize,
-    before: Cursor,
-    after: Option<Cursor>,
 }
 
 impl Reader {
@@ -189,17 +155,17 @@ impl Reader {
         ReadId(id)
     }
 
-    fn get(&self, id: u64) -> Option<&Read> {
+    pub(super) fn get(&self, id: u64) -> Option<&Read> {
         let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
         self.reads.get(index)?.as_ref()
     }
 
-    fn get_mut(&mut self, id: u64) -> Option<&mut Read> {
+    pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Read> {
         let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
         self.reads.get_mut(index)?.as_mut()
     }
 
-    fn ids(&self) -> std::ops::Range<u64> {
+    pub(super) fn ids(&self) -> std::ops::Range<u64> {
         self.base..self.base + self.reads.len() as u64
     }
 
@@ -212,255 +178,6 @@ impl Reader {
     pub(super) fn of_grant(&self, grant: u64) -> Option<ReadId> {
         self.ids().find(|&id| self.get(id).is_some_and(|r| r.grant == grant)).map(ReadId)
     }
-
-    // --- by READ ---
-
-    /// What a read may put in flight: READs on a queue pair, and the number of queue pairs. `None` when it has nothing
-    /// to post.
-    pub(super) fn wants(&self, id: u64) -> Option<(u32, usize)> {
-        let read = self.get(id).filter(|r| r.abort.is_none())?;
-        match &read.by {
-            By::Rdma { plan, cursor, depth, qps, again, .. } => {
-                (!cursor.is_done(plan) || !again.is_empty()).then_some((*depth, *qps))
-            }
-            By::Write { .. } => None,
-        }
-    }
-
-    /// Cuts the next READ of `id` for `rail`, of at most `max` bytes, without taking it.
-    pub(super) fn next(&self, id: u64, rail: usize, max: u32) -> Option<Next> {
-        let By::Rdma { plan, cursor, again, .. } = &self.get(id)?.by else { return None };
-        let (before, max) = match again.last() {
-            Some(&(at, left)) => (at, left.min(max)),
-            None => (*cursor, max),
-        };
-        let mut after = before;
-        let piece = after.next(plan, rail, max)?;
-        Some(Next { piece, rail, before, after: again.is_empty().then_some(after) })
-    }
-
-    /// The READ of `next` goes out on `qp`. Answers the number for its token.
-    pub(super) fn posted(&mut self, id: u64, next: &Next, qp: usize) -> usize {
-        let len = next.piece.len;
-        if let Some(read) = self.get_mut(id)
-            && let By::Rdma { plan, cursor, outstanding, again, .. } = &mut read.by
-        {
-            match (next.after, again.last_mut()) {
-                (Some(after), _) => *cursor = after,
-                (None, Some((at, left))) if *left > len => {
-                    let _ = at.next(plan, next.rail, len);
-                    *left -= len;
-                }
-                (None, _) => {
-                    again.pop();
-                }
-            }
-            *outstanding += 1;
-            read.wrs += 1;
-            read.most = read.most.max(*outstanding);
-        }
-        self.in_flight[qp] += 1;
-        let flight = Some(InFlight { read: id, qp, cursor: next.before, len });
-        match self.free.pop() {
-            Some(number) => {
-                self.flights[number] = flight;
-                number
-            }
-            None => {
-                self.flights.push(flight);
-                self.flights.len() - 1
-            }
-        }
-    }
-
-    /// A READ has completed; or it has failed with its rail (`ok` is false), and others are left.
-    ///
-    /// The grace of a cancelled read counts from its last completion, as that of a write does.
-    pub(super) fn on_sent(&mut self, number: usize, ok: bool, now: Instant, out: &mut Outbox) {
-        let Some(flight) = self.land(number) else { return };
-        let Some(read) = self.get_mut(flight.read) else { return };
-        let until = now.min(read.deadline);
-        if let Some((_, at)) = &mut read.abort {
-            *at = (*at).max(until);
-        }
-        if let By::Rdma { outstanding, failed, .. } = &mut read.by {
-            *outstanding = outstanding.saturating_sub(1);
-            if !ok {
-                failed.push((flight.qp, flight.cursor, flight.len));
-            }
-        }
-        self.settle(flight.read, out);
-    }
-
-    /// The queue pairs of `mask` are destroyed at both ends: what was read there in vain is read again on others. Nothing that
-    /// is on its way to them reaches our memory any more.
-    pub(super) fn on_rail_fenced(&mut self, mask: u64, out: &mut Outbox) {
-        for id in self.ids() {
-            let Some(By::Rdma { failed, again, .. }) = self.get_mut(id).map(|r| &mut r.by) else { continue };
-            let before = again.len();
-            failed.retain(|&(qp, cursor, len)| {
-                let fenced = mask >> qp & 1 == 1;
-                if fenced {
-                    again.push((cursor, len));
-                }
-                !fenced
-            });
-            if again.len() > before && !self.active.contains(&id) {
-                self.active.push_back(id);
-            }
-            self.settle(id, out);
-        }
-    }
-
-    /// Bytes of a READ in flight.
-    pub(super) fn len_of(&self, number: usize) -> u32 {
-        self.flights.get(number).copied().flatten().map_or(0, |flight| flight.len)
-    }
-
-    fn land(&mut self, number: usize) -> Option<InFlight> {
-        let flight = self.flights.get_mut(number)?.take()?;
-        self.free.push(number);
-        self.in_flight[flight.qp] = self.in_flight[flight.qp].saturating_sub(1);
-        Some(flight)
-    }
-
-    /// Lets go of a read by READ that is over, and tells its owner.
-    pub(super) fn settle(&mut self, id: u64, out: &mut Outbox) {
-        let Some(read) = self.get(id) else { return };
-        let By::Rdma { plan, cursor, outstanding, failed, again, .. } = &read.by else { return };
-        // What has failed with its rail may still be on its way to the owner's device: its blocks are in use until the fence,
-        // and ours are not.
-        let (quiet, complete) = (failed.is_empty(), cursor.is_done(plan) && again.is_empty());
-        if *outstanding > 0 || !(complete && quiet || read.abort.is_some()) {
-            return;
-        }
-        let reason = read.abort.map(|(reason, _)| reason);
-        if reason.is_none() {
-            self.tell_done(id, Ok(()), out);
-        }
-        self.tell_released(id, out);
-        if quiet {
-            self.say_end(id, reason, out);
-            self.release(id, out);
-        }
-    }
-
-    /// Tells the owner that its blocks are not read any more.
-    fn say_end(&mut self, id: u64, reason: Option<SenderReason>, out: &mut Outbox) {
-        let Some(read) = self.get(id) else { return };
-        out.queue(Queued::ReadDone { grant: read.grant, bytes: read.bytes, reason });
-        self.said += 1;
-    }
-
-    // --- by WRITE ---
-
-    /// A part of a request can be sent now.
-    pub(super) fn has_ask(&self) -> bool {
-        let next = || match self.asks.front().and_then(|&id| self.get(id)).map(|r| &r.by) {
-            Some(By::Write { len, .. }) => self.asked + len <= OWN_WINDOW,
-            _ => false,
-        };
-        self.asking.is_some() || next()
-    }
-
-    /// Shows the next part of a request that fits in `room` bytes; if `push` takes it, it is sent.
-    pub(super) fn next_ask(&mut self, room: usize, push: impl FnOnce(&Record<'_>) -> bool) -> bool {
-        if !self.has_ask() || room < ASK_OVERHEAD {
-            return false;
-        }
-        let front = self.asks.front().copied();
-        // Shown from where it is, and moved when its first part has been taken.
-        let (grant, target, request, at) = match (&self.asking, front.and_then(|id| self.get(id))) {
-            (Some(a), _) => (a.grant, a.target, &a.request, a.sent),
-            (None, Some(Read { grant, by: By::Write { target, request: Some(request), .. }, .. })) => {
-                (*grant, *target, request, 0)
-            }
-            (None, _) => return false,
-        };
-        let len = (room - ASK_OVERHEAD).min(request.len() - at);
-        if len < (request.len() - at).min(MIN_PART) {
-            return false;
-        }
-        let record = Record::ReadAsk {
-            grant,
-            target,
-            // At most MAX_MESSAGE, both: the caller has checked.
-            total: request.len() as u32,
-            offset: at as u32,
-            bytes: &request[at..at + len],
-        };
-        if !push(&record) {
-            return false;
-        }
-        self.said += 1;
-        if self.asking.is_none() {
-            let id = self.asks.pop_front().unwrap_or_default();
-            let Some(By::Write { request, len, .. }) = self.get_mut(id).map(|r| &mut r.by) else { return true };
-            let (request, len) = (request.take().unwrap_or_default(), *len);
-            self.asking = Some(Asking { grant, target, request, sent: 0 });
-            self.asked += len;
-        }
-        if let Some(a) = &mut self.asking {
-            a.sent += len;
-            if a.sent == a.request.len() {
-                self.asking = None;
-            }
-        }
-        true
-    }
-
-    /// The grant that was issued for a read has been written to: the data is here.
-    pub(super) fn on_target_arrived(&mut self, target: u64, out: &mut Outbox) {
-        let Some(id) = out.targets.remove(&target) else { return };
-        self.tell_done(id, Ok(()), out);
-        self.release(id, out);
-    }
-
-    /// It will not be written to.
-    pub(super) fn on_target_aborted(&mut self, target: u64, reason: AbortReason, out: &mut Outbox) {
-        let Some(&id) = out.targets.get(&target) else { return };
-        let own = self.get(id).and_then(|r| r.abort).map(|(reason, _)| reason.into());
-        let reason = own.unwrap_or(match reason {
-            AbortReason::Sender(reason) | AbortReason::Reader(reason) => reason.into(),
-            AbortReason::ConnectionLost => Reason::Lost(Cause::PeerLost),
-            AbortReason::PeerRestarted => Reason::PeerRestarted,
-            AbortReason::Revoked | AbortReason::ReadRefused(_) => Reason::Revoked,
-        });
-        self.tell_done(id, Err(ReadEnd::Failed(reason)), out);
-    }
-
-    /// No write can reach its blocks any more.
-    pub(super) fn on_target_freed(&mut self, target: u64, out: &mut Outbox) {
-        if let Some(id) = out.targets.remove(&target) {
-            self.release(id, out);
-        }
-    }
-
-    /// The owner does not write, and never has under this grant.
-    pub(super) fn on_refused(
-        &mut self,
-        target: u64,
-        why: ReadRefusal,
-        receiver: &mut Receiver,
-        out: &mut Outbox,
-    ) -> Result<(), ProtocolViolation> {
-        let Some(&id) = out.targets.get(&target) else {
-            // It was revoked meanwhile, and is over; or it never was.
-            return receiver.was_issued(target);
-        };
-        if self.get(id).is_some_and(|r| matches!(r.by, By::Write { request: Some(_), .. })) {
-            return Err(ProtocolViolation::Rule("a read refused that was not asked for"));
-        }
-        receiver.withdraw(target)?;
-        let own = self.get(id).and_then(|r| r.abort);
-        let end = own.map_or(ReadEnd::Refused(why), |(reason, _)| ReadEnd::Failed(reason.into()));
-        self.tell_done(id, Err(end), out);
-        out.targets.remove(&target);
-        self.release(id, out);
-        Ok(())
-    }
-
-    // --- ends ---
 
     /// Ends a read early. Unknown ones, and those that are done, are ignored.
     pub(super) fn abort(
@@ -530,7 +247,14 @@ impl Reader {
         Ok(late)
     }
 
-    fn tell_done(&mut self, id: u64, result: Result<(), ReadEnd>, out: &mut Outbox) {
+    /// Tells the owner that its blocks are not read any more.
+    pub(super) fn say_end(&mut self, id: u64, reason: Option<SenderReason>, out: &mut Outbox) {
+        let Some(read) = self.get(id) else { return };
+        out.queue(Queued::ReadDone { grant: read.grant, bytes: read.bytes, reason });
+        self.said += 1;
+    }
+
+    pub(super) fn tell_done(&mut self, id: u64, result: Result<(), ReadEnd>, out: &mut Outbox) {
         let Some(read) = self.get_mut(id) else { return };
         if !std::mem::replace(&mut read.done_told, true) {
             let (wrs, most) = (read.wrs, read.most);
@@ -539,7 +263,7 @@ impl Reader {
     }
 
     /// No device writes to its targets any more.
-    fn tell_released(&mut self, id: u64, out: &mut Outbox) {
+    pub(super) fn tell_released(&mut self, id: u64, out: &mut Outbox) {
         let Some(read) = self.get_mut(id) else { return };
         if !std::mem::replace(&mut read.released_told, true) {
             out.event(Event::ReadReleased { id: ReadId(id) });
@@ -547,7 +271,7 @@ impl Reader {
     }
 
     /// It is over: its outcome is told, and no device writes to its targets any more.
-    fn release(&mut self, id: u64, out: &mut Outbox) {
+    pub(super) fn release(&mut self, id: u64, out: &mut Outbox) {
         let Some(index) = id.checked_sub(self.base).and_then(|i| usize::try_from(i).ok()) else { return };
         let Some(read) = self.reads.get_mut(index).and_then(Option::take) else { return };
         debug_assert!(read.done_told, "released without an outcome");

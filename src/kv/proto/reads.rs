@@ -178,9 +178,8 @@ impl Connection {
     fn reading_qp(&self, rail: usize, (depth, qps): (u32, usize), sink: &impl Sink) -> Option<usize> {
         let in_flight = &self.reader.in_flight;
         let limit = depth.min(self.cfg.rails[rail].max_reads);
-        let fits = |&qp: &usize| {
-            self.links[qp].may_carry() && in_flight[qp] < limit && sink.room(qp) > SQ_RESERVE
-        };
+        let fits =
+            |&qp: &usize| self.links[qp].may_carry() && in_flight[qp] < limit && sink.room(qp) > SQ_RESERVE;
         self.rails[rail].qps.clone().take(qps).filter(fits).min_by_key(|&qp| in_flight[qp])
     }
 }

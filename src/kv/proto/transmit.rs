@@ -359,9 +359,7 @@ impl Connection {
             Queued::Revoked { grant } => Record::Revoked { grant },
             Queued::ReadDone { grant, bytes, reason } => Record::ReadDone { grant, bytes, reason },
             Queued::ReadRefused { target, why } => Record::ReadRefused { target, why },
-            Queued::Close => {
-                Record::Close { messages: self.outgoing.sent(), reads: self.reader.said }
-            }
+            Queued::Close => Record::Close { messages: self.outgoing.sent(), reads: self.reader.said },
             Queued::Reopen { transfer } => {
                 let t =
                     self.sender.get(transfer).filter(|t| t.reopening && !t.resolved && t.abort.is_none())?;

@@ -305,8 +305,8 @@ impl World {
         let blocks: Vec<u32> = rest[..usize::from(*count)].iter().map(|&b| b.into()).collect();
         let [from, to] = [&self.ends[me.0].sources, &self.ends[peer.0].targets];
         let rails = self.channels[ch].cfg.rails.len();
-        let mut plan =
-            PlanBuilder::new((&from.layout, &from.seams(rails)), (&to.layout, &to.seams(rails))).expect("alike");
+        let mut plan = PlanBuilder::new((&from.layout, &from.seams(rails)), (&to.layout, &to.seams(rails)))
+            .expect("alike");
         for (s, t) in loan.blocks.iter().zip(&blocks) {
             plan.push(*s, *t, 1).expect("in range");
         }

@@ -124,10 +124,7 @@ fn k4_a_cancelled_read_gives_its_blocks_back_when_the_last_read_has_completed() 
     assert_eq!(p.events(0), [Event::ReadReleased { id }]);
     p.settle();
     let reason = AbortReason::Reader(SenderReason::Cancelled);
-    assert_eq!(
-        p.events(1),
-        [Event::Aborted { grant: grant.id, reason }, Event::Freed { grant: grant.id }]
-    );
+    assert_eq!(p.events(1), [Event::Aborted { grant: grant.id, reason }, Event::Freed { grant: grant.id }]);
 }
 
 #[test]
@@ -329,7 +326,13 @@ fn b1_a_peer_that_breaks_the_rules_of_reads_is_found_out() {
         }),
         ("asked twice", |b, _, lent| {
             for _ in 0..2 {
-                b.push(&control::Record::ReadAsk { grant: lent, target: 1, total: 1, offset: 0, bytes: b"x" });
+                b.push(&control::Record::ReadAsk {
+                    grant: lent,
+                    target: 1,
+                    total: 1,
+                    offset: 0,
+                    bytes: b"x",
+                });
             }
         }),
         ("asked beyond the limit", |b, _, lent| {
