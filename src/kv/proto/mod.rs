@@ -23,10 +23,12 @@
 //! ```
 //!
 //! Without order every WRITE carries the immediate and the header counts them. Without immediates a SEND takes
-//! its place. What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves;
-//! `transmit` packs and cuts; `control` the codec; `credits` and `liveness` one queue pair; `rails` those of one device,
-//! `pace` which of them is next, `reopen` and `resend` what a rail that fails has lost; `message` the application's
-//! messages; `ledger` what outlives a connection.
+//! its place.
+//!
+//! What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves, `aborted` that of
+//! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec; `link` one queue pair, with its
+//! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
+//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection.
 //!
 //! The duties of the caller:
 //! - Each token given to the [`Sink`] is handed back once, by [`Connection::handle_sent`], also for work requests
@@ -39,6 +41,7 @@
 //! - After [`Event::Lost`]: queue pairs to ERR, all flushes handed in, queue pairs destroyed, then
 //!   [`Connection::fenced`]. Only then may the ledger start the next connection.
 
+mod aborted;
 mod config;
 mod control;
 mod credits;
@@ -47,6 +50,7 @@ mod event;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod ledger;
+mod link;
 mod liveness;
 mod message;
 mod outbox;
@@ -85,90 +89,13 @@ pub(crate) use {
 };
 
 use control::Builder;
-use credits::{QpCredits, Urgency};
-use liveness::{Liveness, Tick};
+use link::Link;
+use liveness::Tick;
 use outbox::Outbox;
 use rails::Rail;
-use ranges::RangeSet;
 use receiver::Receiver;
-use resend::{Kept, Resend};
+use resend::Resend;
 use sender::Sender;
-
-/// One queue pair.
-#[derive(Debug)]
-struct Link {
-    /// The rail that it belongs to.
-    rail: usize,
-    /// Its rail is up.
-    up: bool,
-    credits: QpCredits,
-    live: Liveness,
-    /// We may send: the peer has, or needs not be the first.
-    open: bool,
-    /// The peer's is there, too: after its rail has come back, something was heard. Before that it is only asked.
-    proven: bool,
-    ping: bool,
-    pong: bool,
-    /// Aborted transfers whose last word is to be said here.
-    abort_done: VecDeque<u64>,
-    /// Bytes of records that were sent here, in all generations of the rail, and those of messages that may not have been
-    /// received; where there is more than one rail.
-    number: u64,
-    kept: VecDeque<Kept>,
-    /// The numbers of the peer's that came here, or were sent again.
-    heard: RangeSet,
-    /// Lengths of data work requests that are in flight, the oldest first.
-    lengths: VecDeque<u32>,
-}
-
-impl Link {
-    fn new(rail: usize, cfg: &RailConfig, now: Instant) -> Self {
-        Self {
-            rail,
-            up: true,
-            credits: QpCredits::new(cfg),
-            live: Liveness::new(now),
-            open: cfg.opening != Opening::Listen,
-            proven: true,
-            // Whoever has to speak first asks for a sign of life.
-            ping: cfg.opening == Opening::Speak,
-            pong: false,
-            abort_done: VecDeque::new(),
-            number: 0,
-            kept: VecDeque::new(),
-            heard: RangeSet::default(),
-            lengths: VecDeque::new(),
-        }
-    }
-
-    /// Its rail is used again, with a new queue pair: numbers go on, everything else begins anew.
-    fn bring_up(&mut self, cfg: &RailConfig, now: Instant) {
-        let (number, heard) = (self.number, std::mem::take(&mut self.heard));
-        *self = Self { number, heard, ping: true, proven: false, ..Self::new(self.rail, cfg, now) };
-    }
-
-    /// Something waits that must travel on this queue pair.
-    fn is_due(&self) -> bool {
-        self.up && (self.ping || self.pong || !self.abort_done.is_empty() || self.credits.must_report())
-    }
-
-    /// It takes what any queue pair could carry.
-    fn may_carry(&self) -> bool {
-        self.open && self.up && self.proven
-    }
-
-    fn may_send_data(&self) -> bool {
-        self.may_carry() && self.credits.may_send_data()
-    }
-
-    fn may_send_own(&self) -> bool {
-        self.open && self.up && self.credits.may_send_control(Urgency::Urgent)
-    }
-
-    fn may_send_control(&self, urgency: Urgency) -> bool {
-        self.may_carry() && self.credits.may_send_control(urgency)
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {

@@ -20,7 +20,7 @@ use super::config::Config;
 use super::control::TALK_OVERHEAD;
 use super::outbox::Queued;
 use super::pace::Pace;
-use super::{Cause, Connection, Event, Link, ProtocolViolation, State, Token};
+use super::{Cause, Connection, Event, ProtocolViolation, State, Token};
 
 type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
 
@@ -318,15 +318,5 @@ impl Connection {
         for rail in (0..self.rails.len()).filter(|&n| is_silent(n)) {
             self.rail_failed(rail, Cause::PeerLost, now);
         }
-    }
-}
-
-impl Link {
-    /// Its rail has failed.
-    fn take_down(&mut self) {
-        self.up = false;
-        self.ping = false;
-        self.pong = false;
-        self.abort_done.clear();
     }
 }

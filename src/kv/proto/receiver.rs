@@ -1,20 +1,20 @@
 //! The receiving half: grants, slots, and when a transfer has landed or an aborted one is quiet.
 //!
 //! A slot collects everything about one transfer, in whatever order it comes: notifications (counted for each queue
-//! pair, K3), the header, and the messages of an abort. It says *landed* when header and counts agree exactly, and
-//! *quiet* (K4) when every queue pair that took part has said its last word and as many notifications have come as
-//! were posted. Nothing is ever allocated on the word of the peer beyond 4,096 slots.
+//! pair, K3), the header, and the messages of an abort. It says *landed* when header and counts agree exactly, and,
+//! once it is aborted (`aborted`), when it is quiet. Nothing is ever allocated on the word of the peer beyond 4,096 slots.
 
+use super::aborted::Abort;
 use super::config::{Config, MAX_QPS, MAX_SLOTS};
 use super::control::{Counts, Slot};
-use super::event::{AbortReason, Event, ProtocolViolation, SenderReason, TransferId};
+use super::event::{AbortReason, Event, ProtocolViolation, TransferId};
 use super::ledger::{Grant, RxLedger};
 use super::outbox::{Outbox, Queued};
 use super::sender::WINDOW;
 
-type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
+pub(super) type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
 
-fn broken<T>(rule: &'static str) -> Result<T> {
+pub(super) fn broken<T>(rule: &'static str) -> Result<T> {
     Err(ProtocolViolation::Rule(rule))
 }
 
@@ -25,44 +25,35 @@ pub(super) struct Header {
     tag: u64,
 }
 
-/// What an abort has said so far.
-#[derive(Clone, Copy, Debug)]
-struct Abort {
-    /// Queue pairs that will say their last word; known with the first.
-    mask: Option<u64>,
-    done: u64,
-    header_posted: bool,
-}
-
 /// The transfer of a slot, known from the first message that names it.
 #[derive(Clone, Copy, Debug)]
-struct Bound {
-    transfer: u64,
-    attempt: u16,
-    grant: u64,
+pub(super) struct Bound {
+    pub(super) transfer: u64,
+    pub(super) attempt: u16,
+    pub(super) grant: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct SlotState {
     /// Of the transfer that uses it, or that used it last.
     generation: u32,
-    busy: bool,
-    bound: Option<Bound>,
+    pub(super) busy: bool,
+    pub(super) bound: Option<Bound>,
     /// The transfer that a NOTIFY has named, before the header.
     named: Option<u64>,
     pub(super) header: Option<Header>,
-    abort: Option<Abort>,
+    pub(super) abort: Option<Abort>,
     /// For each queue pair: notifications that came, that the header expects, that an abort says were posted.
     pub(super) counts: Vec<u32>,
     expected: Vec<u32>,
-    posted: Vec<u32>,
+    pub(super) posted: Vec<u32>,
 }
 
 #[derive(Debug)]
 pub(super) struct Receiver {
     pub(super) ledger: RxLedger,
-    slots: Vec<SlotState>,
-    qps: usize,
+    pub(super) slots: Vec<SlotState>,
+    pub(super) qps: usize,
     /// Queue pairs that keep the order: each has one notification of a transfer, and no count in its header.
     pub(super) ordered: u64,
     /// More than one rail: words may come late, after their transfer is over.
@@ -191,79 +182,6 @@ impl Receiver {
         self.evaluate(slot.index, out)
     }
 
-    pub(super) fn on_abort(
-        &mut self,
-        transfer: u64,
-        attempt: u16,
-        grant: u64,
-        reason: SenderReason,
-        slot: Option<Slot>,
-        out: &mut Outbox,
-    ) -> Result {
-        if self.is_over(transfer)? {
-            // Delivered: the confirmation is on its way. Below the watermark: the sender knows. Otherwise it may wait.
-            if transfer >= self.ledger.resolved_below && !self.ledger.delivered.contains(transfer) {
-                out.queue(Queued::AbortAck { transfer });
-            }
-            return Ok(());
-        }
-        if grant >= self.ledger.next_grant {
-            return broken("an abort under a grant that was never issued");
-        }
-        let Some(slot) = slot else {
-            // Nothing was posted, or on an earlier connection that is fenced: quiet at once.
-            self.end_unstarted(transfer, grant, AbortReason::Sender(reason), out)?;
-            out.queue(Queued::AbortAck { transfer });
-            return Ok(());
-        };
-        self.bind(slot, Bound { transfer, attempt, grant })?;
-        self.begin_abort(slot.index, grant, reason, out);
-        self.evaluate(slot.index, out)
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one record")]
-    pub(super) fn on_abort_done(
-        &mut self,
-        qp: usize,
-        transfer: u64,
-        attempt: u16,
-        grant: u64,
-        reason: SenderReason,
-        slot: Slot,
-        mask: u64,
-        posted: u32,
-        header: bool,
-        out: &mut Outbox,
-    ) -> Result {
-        if self.is_over(transfer)? {
-            return Ok(());
-        }
-        // Where all that took part have failed, any queue pair will do.
-        let all_failed = mask == 0 && self.fenced != 0;
-        if !self.is_mask(mask) || (mask >> qp & 1 == 0 && !all_failed) {
-            return broken("an abort of queue pairs that did not take part");
-        }
-        self.bind(slot, Bound { transfer, attempt, grant })?;
-        // Where there is no order, this may overtake the ABORT.
-        self.begin_abort(slot.index, grant, reason, out);
-        let fenced = self.fenced;
-        let state = &mut self.slots[usize::from(slot.index)];
-        let Some(abort) = &mut state.abort else { return Ok(()) };
-        // Said again after a rail has failed: without its queue pairs.
-        let fits = abort.mask.is_none_or(|m| (m ^ mask) & !fenced == 0 && abort.header_posted == header);
-        let again = !all_failed && abort.done >> qp & 1 == 1;
-        if !fits || (again && (fenced == 0 || state.posted[qp] != posted)) {
-            return broken("contradicting ends of an abort");
-        }
-        abort.mask = Some(abort.mask.unwrap_or(mask) & mask);
-        abort.header_posted = header;
-        if !all_failed {
-            abort.done |= 1 << qp;
-            state.posted[qp] = posted;
-        }
-        self.evaluate(slot.index, out)
-    }
-
     /// The sender asks about a transfer of an earlier connection, which is fenced: whatever has not been delivered
     /// never will be.
     pub(super) fn on_query(&mut self, transfer: u64, grant: u64, out: &mut Outbox) -> Result {
@@ -316,7 +234,7 @@ impl Receiver {
         }
     }
 
-    fn is_mask(&self, mask: u64) -> bool {
+    pub(super) fn is_mask(&self, mask: u64) -> bool {
         self.qps == MAX_QPS || mask >> self.qps == 0
     }
 
@@ -379,7 +297,7 @@ impl Receiver {
     }
 
     /// Binds a slot to a transfer and its grant, or checks that it is, in whatever attempt. Answers the bytes granted.
-    fn bind(&mut self, slot: Slot, bound: Bound) -> Result<u64> {
+    pub(super) fn bind(&mut self, slot: Slot, bound: Bound) -> Result<u64> {
         let state = self.activate(slot)?;
         match &state.bound {
             Some(b) if (b.transfer, b.grant) == (bound.transfer, bound.grant) => {}
@@ -403,19 +321,14 @@ impl Receiver {
         Ok(grant.max_bytes)
     }
 
-    fn begin_abort(&mut self, index: u16, grant: u64, reason: SenderReason, out: &mut Outbox) {
-        let state = &mut self.slots[usize::from(index)];
-        if state.abort.is_some() {
-            return;
-        }
-        state.abort = Some(Abort { mask: None, done: 0, header_posted: false });
-        if self.ledger.grants.get(&grant).is_some_and(|g| !g.revoking) {
-            out.event(Event::Aborted { grant, reason: AbortReason::Sender(reason) });
-        }
-    }
-
     /// Ends a transfer of which nothing can arrive on this connection.
-    fn end_unstarted(&mut self, transfer: u64, grant: u64, reason: AbortReason, out: &mut Outbox) -> Result {
+    pub(super) fn end_unstarted(
+        &mut self,
+        transfer: u64,
+        grant: u64,
+        reason: AbortReason,
+        out: &mut Outbox,
+    ) -> Result {
         if let Some(g) = self.ledger.grants.get(&grant) {
             if g.claimed.is_some() {
                 return broken("two transfers under one grant");
@@ -431,27 +344,11 @@ impl Receiver {
     }
 
     /// Looks whether a slot's transfer is complete, landed or quiet.
-    fn evaluate(&mut self, index: u16, out: &mut Outbox) -> Result {
+    pub(super) fn evaluate(&mut self, index: u16, out: &mut Outbox) -> Result {
         let state = &mut self.slots[usize::from(index)];
         let Some(Bound { transfer, attempt, grant }) = state.bound else { return Ok(()) };
-        if let Some(abort) = state.abort {
-            let Some(mask) = abort.mask.filter(|&m| m & !abort.done == 0) else { return Ok(()) };
-            // On a queue pair that has failed nothing comes any more, and what had come does not matter.
-            let counted = |qp: &usize| (mask | !self.fenced) >> qp & 1 == 1;
-            let posted = |qp: usize| if mask >> qp & 1 == 1 { state.posted[qp] } else { 0 };
-            let mut qps = (0..self.qps).filter(counted);
-            if qps.clone().any(|q| state.counts[q] > posted(q)) {
-                return broken("more notifications than were posted before the abort");
-            }
-            if qps.any(|q| state.counts[q] < posted(q)) || (abort.header_posted && state.header.is_none()) {
-                return Ok(());
-            }
-            state.busy = false;
-            self.ledger.grants.remove(&grant);
-            self.ledger.finished.insert(transfer);
-            out.event(Event::Freed { grant });
-            out.queue(Queued::AbortAck { transfer });
-            return Ok(());
+        if state.abort.is_some() {
+            return self.evaluate_aborted(index, out);
         }
         let Some(header) = state.header else { return Ok(()) };
         if state.counts.iter().zip(&state.expected).any(|(got, want)| got > want) {

@@ -193,7 +193,8 @@ impl World {
             }
         }
         self.agenda = agenda;
-        for qp in qps {
+        // Those of a rail that was fenced before have been read, or count as unsound.
+        for qp in qps.filter(|&qp| !self.channels[ch].sides[side].queues[qp].gone).collect::<Vec<_>>() {
             let mut ring = std::mem::take(&mut self.channels[ch].sides[side].queues[qp].ring);
             ring.iter_mut().for_each(|wr| self.read_ahead(wr));
             self.channels[ch].sides[side].queues[qp].ring = ring;

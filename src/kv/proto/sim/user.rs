@@ -78,7 +78,9 @@ impl World {
         let [me, peer] = [self.channels[ch].lives[side], self.channels[ch].lives[1 - side]];
         let targets = &mut self.ends[me.0].targets;
         let mut blocks = targets.free_blocks();
-        let want = rng.range(1, 6) as usize;
+        // A transfer over several rails should be long enough for one to fail meanwhile.
+        let most = if self.channels[ch].has_rails() { 12 } else { 6 };
+        let want = rng.range(1, most) as usize;
         if blocks.len() < want || conn.poll_timeout().is_none() {
             return;
         }
