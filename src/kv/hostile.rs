@@ -104,7 +104,7 @@ pub(super) async fn check(listener: &mut KvListener, config: KvConfig) {
 async fn b1_extreme_hellos_end_in_a_refusal_or_in_a_channel() {
     let (server, mut listener) = server(KvConfig::default()).await;
     type Extreme = (&'static str, bool, fn(&mut Hello));
-    let extremes: [Extreme; 12] = [
+    let extremes: [Extreme; 17] = [
         ("as it should be", true, |_| {}),
         ("64 queue pairs", true, |h| {
             h.qps = (0..64).map(|n| QpAddress { qp_num: n + 2, ..h.qps[0] }).collect();
