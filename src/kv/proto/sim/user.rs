@@ -19,7 +19,7 @@ impl World {
         let what = rng.below(60);
         // Sooner or later, and now and then when it is over, or the connection is another one.
         let gated = &mut self.channels[ch].sides[side].gated;
-        if what % 2 == 0 && !gated.is_empty() {
+        if what.is_multiple_of(2) && !gated.is_empty() {
             conn.ungate(gated.swap_remove(what as usize % gated.len()));
         }
         self.trace(|| format!("channel {ch}, side {side}: the user does {what}"));
@@ -150,7 +150,7 @@ impl World {
         let plan = plan.build().expect("small");
         let request = WriteRequest { grant, plan, tag, deadline: self.instant(deadline) };
         // The data of some is ready later, or never.
-        let gated = time != AMPLE && tag % 3 == 0;
+        let gated = time != AMPLE && tag.is_multiple_of(3);
         let now = self.instant(self.now);
         let result = if gated { conn.write_gated(request, now) } else { conn.write(request, now) };
         self.summary.refused += u64::from(result.is_err());
