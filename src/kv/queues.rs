@@ -11,16 +11,25 @@ use crate::provider::{self, QpInit, RecvWr, SendOp, Sge, WrChain};
 use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
 
 use super::path::QpReport;
-use super::proto::{Piece, Sink, Token};
+use super::proto::{Piece, SQ_RESERVE, Sink, Token};
 
 /// No control buffer belongs to this work request.
 const NO_BUFFER: u32 = u32::MAX;
+
+/// Payload that a queue pair may have in flight before the next piece has to wait, unless nothing is. What is posted later waits
+/// behind all of it, so that this is what a small write waits for beside a large one; and it is far more than any path needs to be
+/// kept busy.
+const WINDOW: u64 = 4 << 20;
+/// A piece is signalled after at most so much payload, so that the window moves on before it is used up.
+const SIGNAL: u64 = WINDOW / 4;
 
 /// A posted work request of ours.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     token: Token,
     buffer: u32,
+    /// Of payload.
+    len: u32,
 }
 
 /// A work request that waits for the doorbell.
@@ -74,6 +83,9 @@ pub(crate) struct Queue {
     send: Vec<Slice<Local>>,
     free_send: Vec<u32>,
     max_inline: usize,
+    /// Payload that is pending or posted, and how much of it no signal follows yet.
+    in_flight: u64,
+    unsignaled: u64,
     report: QpReport,
     /// What carried its bytes, and why, once the queue pair is away.
     path: (&'static str, String),
@@ -110,6 +122,8 @@ impl Queue {
             posted_recvs: 0,
             send,
             max_inline: sizes.max_inline as usize,
+            in_flight: 0,
+            unsignaled: 0,
             report: QpReport { qp_num, ..QpReport::default() },
             path: Default::default(),
         };
@@ -195,7 +209,11 @@ impl Queue {
         self.keys.clear();
         let count = self.pending.len();
         for (n, pending) in self.pending.drain(..).enumerate() {
-            let signaled = self.sq.must_signal(n + 1 == count);
+            self.unsignaled += u64::from(pending.posted.len);
+            let signaled = self.sq.must_signal(n + 1 == count || self.unsignaled >= SIGNAL);
+            if signaled {
+                self.unsignaled = 0;
+            }
             // `Outbox::room` counts what is pending.
             let key = self.sq.push(pending.posted, signaled).expect("room was asked for");
             self.keys.push(key);
@@ -209,7 +227,7 @@ impl Queue {
         if let Err(error) = &result {
             for &key in self.keys[error.index..].iter().rev() {
                 if let Some(posted) = self.sq.revoke(key) {
-                    release(&mut self.free_send, posted);
+                    release(&mut self.free_send, &mut self.in_flight, posted);
                     unposted(posted.token);
                 }
             }
@@ -220,9 +238,9 @@ impl Queue {
     /// A send completion: calls `retired` with the token of each request that it retires, and whether that one
     /// succeeded. False when it is not of this queue's outstanding requests.
     pub(crate) fn complete(&mut self, key: Key, ok: bool, mut retired: impl FnMut(Token, bool)) -> bool {
-        let free = &mut self.free_send;
-        self.sq.complete(key, |posted, completed| {
-            release(free, posted);
+        let Self { sq, free_send, in_flight, .. } = self;
+        sq.complete(key, |posted, completed| {
+            release(free_send, in_flight, posted);
             // Those before it have succeeded, whatever it says itself.
             retired(posted.token, ok || !completed);
         })
@@ -237,16 +255,17 @@ impl Queue {
 
     /// The queue pair has been destroyed: its peer writes nothing here any more. Tokens that never completed go to `lost`.
     pub(crate) fn destroyed(&mut self, mut lost: impl FnMut(Token)) {
-        let free = &mut self.free_send;
-        self.sq.drain(|posted| {
-            release(free, posted);
+        let Self { sq, free_send, in_flight, .. } = self;
+        sq.drain(|posted| {
+            release(free_send, in_flight, posted);
             lost(posted.token);
         });
         self.posted_recvs = 0;
     }
 }
 
-fn release(free: &mut Vec<u32>, posted: Posted) {
+fn release(free: &mut Vec<u32>, in_flight: &mut u64, posted: Posted) {
+    *in_flight -= u64::from(posted.len);
     if posted.buffer != NO_BUFFER {
         free.push(posted.buffer);
     }
@@ -258,7 +277,8 @@ pub(crate) struct Outbox<'a>(pub(crate) &'a mut [Queue]);
 impl Sink for Outbox<'_> {
     fn room(&self, qp: usize) -> usize {
         let queue = &self.0[qp];
-        queue.sq.room() as usize - queue.pending.len()
+        let room = queue.sq.room() as usize - queue.pending.len();
+        if queue.in_flight < WINDOW { room } else { room.min(SQ_RESERVE) }
     }
 
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token) {
@@ -267,7 +287,9 @@ impl Sink for Outbox<'_> {
         queue.report.bytes_written += u64::from(piece.len);
         let sge = (piece.len > 0).then_some(Sge { addr: piece.src_addr, len: piece.len, lkey: piece.lkey });
         let op = SendOp::Write { remote_addr: piece.dst_addr, rkey: piece.rkey, imm };
-        queue.pending.push(Pending { posted: Posted { token, buffer: NO_BUFFER }, op, sge, inline: false });
+        queue.in_flight += u64::from(piece.len);
+        let posted = Posted { token, buffer: NO_BUFFER, len: piece.len };
+        queue.pending.push(Pending { posted, op, sge, inline: false });
     }
 
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
@@ -279,7 +301,7 @@ impl Sink for Outbox<'_> {
         slice[..bytes.len()].copy_from_slice(bytes);
         let at = slice.sge();
         queue.pending.push(Pending {
-            posted: Posted { token, buffer },
+            posted: Posted { token, buffer, len: 0 },
             op: SendOp::Send { imm: None },
             sge: Some(Sge { addr: at.addr, len: bytes.len() as u32, lkey: at.lkey }),
             inline: bytes.len() <= queue.max_inline,
