@@ -16,7 +16,7 @@ use crate::{Args, SMALL, endpoint};
 const STREAM: u8 = 1;
 const LITTLE: u8 = 2;
 /// Small writes before the clock counts.
-const WARM_UP: usize = 200;
+const WARM_UP: usize = 20;
 
 /// A channel, with the grants that come on it by their kind.
 struct Lane {

@@ -13,7 +13,9 @@ use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
 use super::path::QpReport;
 use super::proto::{Piece, Sink, Token};
 
-/// Payload between two completions, where they come often.
+/// Payload between two completions: a part of what the protocol has in flight, so that it moves on before that is used up.
+const SIGNAL: u64 = 1 << 20;
+/// The same, where it has little in flight.
 const OFTEN: u64 = 64 << 10;
 
 /// No control buffer belongs to this work request.
@@ -81,7 +83,7 @@ pub(crate) struct Queue {
     send: Vec<Slice<Local>>,
     free_send: Vec<u32>,
     max_inline: usize,
-    /// A completion is asked for when this much payload was posted since the last one that was: 0 for whenever.
+    /// A completion is asked for when this much payload was posted since the last one that was.
     signal_bytes: u64,
     /// Payload that was posted since then.
     silent_bytes: u64,
@@ -122,7 +124,7 @@ impl Queue {
             posted_recvs: 0,
             send,
             max_inline: sizes.max_inline as usize,
-            signal_bytes: 0,
+            signal_bytes: SIGNAL,
             silent_bytes: 0,
             report: QpReport { qp_num, ..QpReport::default() },
             path: Default::default(),
@@ -234,7 +236,7 @@ impl Queue {
                 (Key { index: key.index + self.sq.depth(), ..key }, true)
             } else {
                 self.silent_bytes += pending.sge.map_or(0, |sge| sge.len.into());
-                let much = self.signal_bytes > 0 && self.silent_bytes >= self.signal_bytes;
+                let much = self.silent_bytes >= self.signal_bytes;
                 let signaled = self.sq.must_signal(Some(n) == last || much);
                 if signaled {
                     self.silent_bytes = 0;
@@ -287,9 +289,9 @@ impl Queue {
 
     /// The queue pair has been destroyed: its peer writes nothing here any more. Tokens that never completed go to `lost`.
     pub(crate) fn destroyed(&mut self, mut lost: impl FnMut(Token)) {
-        let free = &mut self.free_send;
-        self.sq.drain(|posted| {
-            release(free, posted);
+        let Self { sq, free_send, .. } = self;
+        sq.drain(|posted| {
+            release(free_send, posted);
             lost(posted.token);
         });
         self.reads.drain(|posted| lost(posted.token));
@@ -321,7 +323,8 @@ impl Sink for Outbox<'_> {
         queue.report.bytes_written += u64::from(piece.len);
         let sge = (piece.len > 0).then_some(Sge { addr: piece.src_addr, len: piece.len, lkey: piece.lkey });
         let op = SendOp::Write { remote_addr: piece.dst_addr, rkey: piece.rkey, imm };
-        queue.pending.push(Pending { posted: Posted { token, buffer: NO_BUFFER }, op, sge, inline: false });
+        let posted = Posted { token, buffer: NO_BUFFER };
+        queue.pending.push(Pending { posted, op, sge, inline: false });
     }
 
     fn read(&mut self, qp: usize, piece: &Piece, token: Token) {

@@ -1,5 +1,6 @@
 //! K1 landed, K2 at most once, K3 order-free, K7 backpressure, K8 limits are sliced, R4 and R9 through the channel.
 
+use landfall::device::Profile;
 use landfall::kv::{ArrivalError, KvConfig, WriteError, WriteRequest};
 
 use crate::common::{
@@ -327,4 +328,18 @@ async fn k1_nothing_is_a_transfer_too(on: On) {
     // Used all the same.
     let (again, _) = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(0).unwrap())).await;
     assert!(matches!(again, Err(WriteError::StaleGrant { .. })), "{again:?}");
+}
+
+/// What a small write finds before it, beside a large one: a window, whatever the queues could hold.
+#[tokio::test]
+async fn k7_what_is_posted_ahead_of_a_small_write_is_bounded() {
+    for on in [On::Soft(Profile::Default), On::Shm(Profile::Default)] {
+        let Pair { sender, receiver, .. } = pair(on, layout(1, 64, 1 << 20)).await;
+        let grant = receiver.grant(receiver.pool().try_alloc(64).unwrap()).unwrap();
+        let write = sender.write(WriteRequest::new(&grant, sender.pool().try_alloc(64).unwrap()));
+        // Nothing else runs on this runtime before it is awaited.
+        let ahead: u64 = sender.path().qps.iter().map(|qp| qp.bytes_written).sum();
+        assert!((2 << 20..=6 << 20).contains(&ahead), "{ahead} bytes are posted at once");
+        write.await.0.unwrap();
+    }
 }

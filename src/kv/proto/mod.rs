@@ -89,8 +89,6 @@ pub use event::{
 };
 pub(crate) use ledger::Ledger;
 pub(crate) use message::MAX_MESSAGE;
-#[cfg(any(test, fuzzing))]
-#[cfg_attr(not(test), allow(unused_imports))] // The fuzz targets use a part of it.
 pub(crate) use rails::{RailState, TalkRefused};
 pub(crate) use reader::{ReadBy, ReadRequest};
 pub(crate) use {

@@ -118,7 +118,6 @@ impl Rail {
 }
 
 impl Connection {
-    #[cfg(any(test, fuzzing))]
     pub(crate) fn rail_state(&self, rail: usize) -> RailState {
         self.rails[rail].state
     }

@@ -71,6 +71,10 @@ impl Connection {
         // Ends when all active transfers are blocked, one after the other.
         let mut blocked = 0;
         while *budget > 0 && blocked < self.sender.active.len() {
+            // Looked at before anyone's turn: where there is no room, nobody loses it.
+            if (0..self.links.len()).all(|q| sink.room(q) <= SQ_RESERVE) {
+                break;
+            }
             let Some(id) = self.sender.active.pop_front() else { break };
             let mut posted = 0;
             let finished = loop {
@@ -89,9 +93,6 @@ impl Connection {
                 }
             };
             blocked = if posted == 0 && !finished { blocked + 1 } else { 0 };
-            if (0..self.links.len()).all(|q| sink.room(q) <= SQ_RESERVE) {
-                break;
-            }
         }
     }
 

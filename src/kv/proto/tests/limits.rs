@@ -33,6 +33,35 @@ fn k7_large_transfers_pass_through_tiny_queues_and_credits() {
     }
 }
 
+/// A full queue is looked at again and again, and makes room for one piece at a time: however often, each transfer has its turn.
+#[test]
+fn k7_a_small_transfer_beside_a_large_one_is_next_when_there_is_room() {
+    for (before, between) in (0..3).flat_map(|before| (0..3).map(move |between| (before, between))) {
+        let mut p = Pair::new(on(RailConfig { qps: 1, ..rail() }));
+        let mut wire = Wire { room: SQ_RESERVE + 2, posted: Vec::new() };
+        let look = |p: &mut Pair, wire: &mut Wire, times: usize| {
+            for _ in 0..times {
+                assert_eq!(p.conns[0].poll_transmit(p.now, wire), Transmitted::Idle);
+            }
+        };
+        let g = p.grant();
+        p.write(g, 100 * 4096).expect("fresh");
+        look(&mut p, &mut wire, 1);
+        let g = p.grant();
+        let small = p.write(g, 4096).expect("fresh");
+        look(&mut p, &mut wire, before);
+        let mut turns = 0;
+        while !wire.posted.iter().any(|posted| posted.token().transfer() == Some(small)) {
+            turns += 1;
+            assert!(turns <= 2, "after {before} looks, and {between} looks before each turn");
+            look(&mut p, &mut wire, between);
+            let first = wire.posted.remove(0);
+            p.pass(0, &first);
+            look(&mut p, &mut wire, 1);
+        }
+    }
+}
+
 /// Both sides spend control credits as fast as they can, before they hear of each other.
 #[test]
 fn k7_control_credits_never_lock_up() {
