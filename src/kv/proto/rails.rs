@@ -139,6 +139,10 @@ impl Connection {
             link.take_down();
         }
         self.out.event(Event::RailDown { rail, cause });
+        if self.both_closed() {
+            // The peer may have ended all of them, as it may: each is asked at once, rather than one after the other.
+            self.links.iter_mut().filter(|link| link.up).for_each(|link| link.ping = true);
+        }
         // Whatever was said of others may have been lost with this one, and their fences need not wait for this one's.
         for n in 0..self.rails.len() {
             self.say_rail_state(n);
