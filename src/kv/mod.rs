@@ -44,6 +44,7 @@ mod handshake;
 mod hostile;
 #[cfg(test)]
 mod hostile_managed;
+mod join;
 pub mod layout;
 mod managed;
 mod path;
