@@ -16,6 +16,7 @@ use super::bootstrap::{Chosen, Way};
 use super::channel::{ChannelInner, KvChannel};
 use super::driver::KvDriver;
 use super::endpoint::Shared;
+use super::join::{Rails, gone, join_hello, join_reply, leave_out};
 use super::managed::{self, Admissions};
 use super::path::{PathFacts, RailFacts};
 use super::path_check::{Facts, FirstReading, PathCheck};
@@ -117,7 +118,7 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Err(reject) => return Err(reply.reject(reject).await),
     };
     let connected = async {
-        let rails = setup::join_reply(shared, built, &peer, &agreed).await?;
+        let rails = join_reply(shared, built, &peer, &agreed).await?;
         match managed {
             None => rails.connect(shared, true).await,
             Some(to) => managed::ask_all(shared, rails, &peer, to, deadline).await,
@@ -136,7 +137,7 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(proto) => proto,
         Err(reject) => return Err(reply.reject(reject).await),
     };
-    let late = if managed.is_some() { setup::gone(&left_out) } else { rails.late(&left_out) };
+    let late = if managed.is_some() { gone(&left_out) } else { rails.late(&left_out) };
     let channel = match establish(claimed, rails, proto, &peer, Side::Client, chosen, deadline).await {
         Err(ConnectError::Duplicate { winner }) => {
             return Err(reply.reject(Reject::Duplicate { winner }).await);
@@ -216,7 +217,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(agreed) => agreed,
         Err(reject) => return Err(offer.reject(reject).await),
     };
-    let rails = setup::join_hello(shared, built, &peer, &agreed);
+    let rails = join_hello(shared, built, &peer, &agreed);
     // What the protocol cannot run with is refused while the peer can still be told.
     if let Err(reject) = setup::protocol(shared, layout, &rails, &peer, &agreed, opening) {
         return Err(offer.reject(reject).await);
@@ -227,17 +228,17 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
                 Ok(connected) => connected,
                 Err(error) => return Err(busy(offer, error).await),
             };
-            setup::leave_out(&mut ours, &left_out);
+            leave_out(&mut ours, &left_out);
             let mut accepted = offer.accept(&ours).await?;
             let late = std::mem::take(&mut accepted.late);
             (accepted, rails.complete(shared, late).await?)
         }
         Some(_) => {
-            let setup::Rails { rails, warnings } = rails;
+            let Rails { rails, warnings } = rails;
             let admissions = Admissions::start(shared, rails, entrances, &peer, deadline);
             let accepted = offer.accept(&ours).await?;
-            let gone: Vec<usize> = accepted.late.iter().map(|late| late.rail.into()).collect();
-            (accepted, setup::Rails { rails: admissions.finish(&gone).await?, warnings }.check(shared)?)
+            let left_out: Vec<usize> = accepted.late.iter().map(|late| late.rail.into()).collect();
+            (accepted, Rails { rails: admissions.finish(&left_out).await?, warnings }.check(shared)?)
         }
     };
     // Without those that were left out meanwhile.
@@ -278,7 +279,7 @@ enum Side {
 /// Commits the claim, and starts the channel's driver.
 async fn establish(
     mut claimed: Claimed,
-    setup::Rails { rails, warnings }: setup::Rails,
+    Rails { rails, warnings }: Rails,
     proto: (Config, PeerPool),
     peer: &Hello,
     side: Side,

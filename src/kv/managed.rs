@@ -7,9 +7,10 @@ use std::net::SocketAddr;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::endpoint::Shared;
+use super::join::{Attempt, Joined, Rails};
 use super::path_rails::RailWarning;
 use super::rail::{ACK_TIMEOUT, Link, MIN_RNR_TIMER, QueuePairs, RETRIES, why};
-use super::setup::{Attempt, Built, Joined, Rails};
+use super::setup::Built;
 use crate::connect::cm::{self, CmAttr, private};
 use crate::connect::{ConnectError, Deadline, Hello, Stage};
 use crate::device::Device;

@@ -51,6 +51,7 @@ mod handshake;
 mod hostile;
 #[cfg(test)]
 mod hostile_managed;
+mod join;
 mod layer_arrivals;
 mod layers;
 pub mod layout;

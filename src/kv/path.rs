@@ -7,8 +7,9 @@ use serde::Serialize;
 
 use super::bootstrap::Chosen;
 use super::endpoint::Shared;
+use super::join::Joined;
 use super::path_rails::{RailReport, RailState, RailWarning};
-use super::setup::Joined;
+
 use crate::connect::Notify;
 use crate::counters::CounterReport;
 
