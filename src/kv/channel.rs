@@ -12,12 +12,10 @@ use super::arrival::{Arrival, ArrivalError};
 use super::blocks::Blocks;
 use super::driver::{ChannelClosed, KvDriver, MessageError};
 use super::grant::Grant;
-use super::mapping::{Mapping, MappingError};
 use super::path::{PathFacts, PathReport};
 use super::path_check::PathCheck;
 use super::pool::KvPool;
 use super::proto::{Resolution, TransferId};
-use super::shape::Shape;
 use super::stats::ChannelStats;
 use super::waiting::Place;
 use super::write::{Write, WriteRequest};
@@ -108,36 +106,6 @@ impl KvChannel {
     /// The peer's name, as it gave it to [`KvEndpoint::named`](super::KvEndpoint::named); empty when it gave none.
     pub fn peer_name(&self) -> &str {
         &self.inner.peer_name
-    }
-
-    /// What is in the peer's blocks, where its pool says so.
-    pub fn peer_shape(&self) -> Option<&Shape> {
-        self.inner.driver.peer_layout().shape()
-    }
-
-    /// What goes where when blocks of ours are written to the peer's: for [`WriteRequest::mapped`]. Plan it once and use it for
-    /// every request.
-    ///
-    /// # Errors
-    /// [`MappingError::NoShape`] when one of the pools does not say what is in its blocks, and [`MappingError::NoHeads`] when
-    /// they hold different heads.
-    pub fn mapping_to_peer(&self) -> Result<Mapping, MappingError> {
-        self.mapping(false)
-    }
-
-    /// The same the other way: from the peer's blocks to ours.
-    ///
-    /// # Errors
-    /// As [`mapping_to_peer`](Self::mapping_to_peer).
-    pub fn mapping_from_peer(&self) -> Result<Mapping, MappingError> {
-        self.mapping(true)
-    }
-
-    fn mapping(&self, from_peer: bool) -> Result<Mapping, MappingError> {
-        let (ours, theirs) = (self.pool().layout().shape(), self.peer_shape());
-        let (source, target) = if from_peer { (theirs, ours) } else { (ours, theirs) };
-        let declared = |shape: Option<&Shape>, side| shape.copied().ok_or(MappingError::NoShape { side });
-        Mapping::new(&declared(source, "source")?, &declared(target, "target")?)
     }
 
     /// Whether two handles are of one channel.

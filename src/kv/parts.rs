@@ -77,27 +77,27 @@ impl Parts {
 
     /// The next end that was not told yet; `None` when there will be no more.
     pub(super) fn poll_news(&self, cx: &Context<'_>) -> Poll<Option<News>> {
-        let mut state = lock(&self.state);
-        if let Some(news) = state.news.pop_front() {
-            return Poll::Ready(Some(news));
-        }
-        state.poll_quiet(cx).map(|()| None)
+        self.poll(cx, |state| match state.news.pop_front() {
+            None if state.open == 0 => Some(None),
+            None => None,
+            news => Some(news),
+        })
     }
 
     /// Ready when nothing can be written any more, and every part has let go of the blocks.
     pub(super) fn poll_quiet(&self, cx: &Context<'_>) -> Poll<()> {
-        lock(&self.state).poll_quiet(cx)
+        self.poll(cx, |state| (state.open == 0).then_some(()))
     }
-}
 
-impl State {
-    fn poll_quiet(&mut self, cx: &Context<'_>) -> Poll<()> {
-        if self.open == 0 {
-            return Poll::Ready(());
+    fn poll<T>(&self, cx: &Context<'_>, ready: impl FnOnce(&mut State) -> Option<T>) -> Poll<T> {
+        let mut state = lock(&self.state);
+        if let Some(out) = ready(&mut state) {
+            return Poll::Ready(out);
         }
-        if !self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
-            self.waker = Some(cx.waker().clone());
-        }
+        // A waker is the user's code: the one that it replaces is dropped without the lock.
+        let known = state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+        let _replaced = if known { None } else { state.waker.replace(cx.waker().clone()) };
+        drop(state);
         Poll::Pending
     }
 }

@@ -1,11 +1,13 @@
-//! From a mapped request to a plan: stretches of tokens, counted over our blocks and over granted ones, become runs of tokens
-//! of the two pools.
+//! Mapped writes: the mapping between a channel's two pools, and from a request to a plan. Stretches of tokens, counted over
+//! our blocks and over granted ones, become runs of tokens of the two pools.
 
 use super::blocks::Blocks;
+use super::channel::KvChannel;
 use super::grant::Grant;
-use super::mapping::Mapping;
+use super::mapping::{Mapping, MappingError};
 use super::pool::KvPool;
 use super::proto::PlanBuilder;
+use super::shape::Shape;
 use super::targets::{PeerPool, refused};
 use super::write::{WriteError, WriteRequest};
 
@@ -34,6 +36,38 @@ pub(crate) enum Stretch {
     /// Every token of the source's blocks.
     All,
     Spans(Vec<TokenSpan>),
+}
+
+impl KvChannel {
+    /// What is in the peer's blocks, where its pool says so.
+    pub fn peer_shape(&self) -> Option<&Shape> {
+        self.inner.driver.peer_layout().shape()
+    }
+
+    /// What goes where when blocks of ours are written to the peer's: for [`WriteRequest::mapped`]. Plan it once and use it for
+    /// every request.
+    ///
+    /// # Errors
+    /// [`MappingError::NoShape`] when one of the pools does not say what is in its blocks, and [`MappingError::NoHeads`] when
+    /// they hold different heads.
+    pub fn mapping_to_peer(&self) -> Result<Mapping, MappingError> {
+        self.mapping(false)
+    }
+
+    /// The same the other way: from the peer's blocks to ours.
+    ///
+    /// # Errors
+    /// As [`mapping_to_peer`](Self::mapping_to_peer).
+    pub fn mapping_from_peer(&self) -> Result<Mapping, MappingError> {
+        self.mapping(true)
+    }
+
+    fn mapping(&self, from_peer: bool) -> Result<Mapping, MappingError> {
+        let (ours, theirs) = (self.pool().layout().shape(), self.peer_shape());
+        let (source, target) = if from_peer { (theirs, ours) } else { (ours, theirs) };
+        let declared = |shape: Option<&Shape>, side| shape.copied().ok_or(MappingError::NoShape { side });
+        Mapping::new(&declared(source, "source")?, &declared(target, "target")?)
+    }
 }
 
 /// A list of blocks by position.
