@@ -1,5 +1,6 @@
 //! K1 landed, K2 at most once, K3 order-free, K7 backpressure, K8 limits are sliced, R4 and R9 through the channel.
 
+use landfall::device::Profile;
 use landfall::kv::{ArrivalError, KvConfig, WriteError, WriteRequest};
 
 use crate::common::{
