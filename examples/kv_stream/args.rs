@@ -200,7 +200,8 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         return Err("--read and --file: a file is pushed; leave one of them out".to_owned());
     }
     if a.layerwise && (a.file.is_some() || a.read.is_some()) {
-        return Err("--layerwise: a file has no layers, and layers are pushed; leave --file and --read out".to_owned());
+        return Err("--layerwise: a file has no layers, and layers are pushed; leave --file and --read out"
+            .to_owned());
     }
     if a.tokens % a.page != 0 {
         return Err(format!(

@@ -56,9 +56,7 @@ pub(crate) use self::{
     codec_rail::{addresses, put_addresses, put_socket, socket},
     deadline::Deadline,
     handshake::{Expect, Incoming, Offer, client, part, see_off},
-    hello::{
-        Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, MAX_NAME, Notify, NotifyModes,
-    },
+    hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, MAX_NAME, Notify, NotifyModes},
     lines::Lines,
     oob::{OobListener, dial},
     pairing::{Pair, pair},

@@ -26,8 +26,8 @@ use super::rail::why;
 use super::setup;
 use super::targets::PeerPool;
 use crate::connect::{
-    ConnectError, Deadline, Expect, Hello, Incoming, Offer, Reject, Role, Stage, agree, client, dial, dial_cm, part,
-    see_off,
+    ConnectError, Deadline, Expect, Hello, Incoming, Offer, Reject, Role, Stage, agree, client, dial,
+    dial_cm, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::connect::{
-    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRail, HelloRegion, HelloShape,
-    LateRail,
-    NotifyModes, client, dial,
+    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRail, HelloRegion,
+    HelloShape, LateRail, NotifyModes, client, dial,
 };
 use crate::device::{Device, SoftConfig, SoftTransport};
 use crate::provider::QpAddress;

@@ -194,7 +194,10 @@ async fn k6_a_grant_to_read_is_used_once_and_for_reading_only(on: On) {
     // It is not one to write, and is as it was after the attempt.
     let (refused, source) =
         all.reader.write(WriteRequest::new(&grant, all.reader.pool().try_alloc(4).unwrap())).await;
-    assert!(matches!(refused, Err(WriteError::WrongKind { grant: id, .. }) if id == grant.id()), "{refused:?}");
+    assert!(
+        matches!(refused, Err(WriteError::WrongKind { grant: id, .. }) if id == grant.id()),
+        "{refused:?}"
+    );
     drop(source);
     let (done, target) =
         all.reader.read(ReadRequest::new(&grant, all.reader.pool().try_alloc(4).unwrap())).await;

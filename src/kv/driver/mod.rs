@@ -20,8 +20,8 @@ mod loans;
 mod progress;
 mod rail;
 mod rails;
-mod tasks;
 mod reads;
+mod tasks;
 mod writes;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -364,8 +364,20 @@ impl KvDriver {
             out
         };
         let returns = after.returns();
-        let After { mut wakers, replaced, blocks, sources, asked, ledger, destroy, lines, cqs, talk, probe, nudge } =
-            after;
+        let After {
+            mut wakers,
+            replaced,
+            blocks,
+            sources,
+            asked,
+            ledger,
+            destroy,
+            lines,
+            cqs,
+            talk,
+            probe,
+            nudge,
+        } = after;
         if nudge {
             self.nudge();
         }

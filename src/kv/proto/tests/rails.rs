@@ -347,7 +347,10 @@ fn k10_nothing_is_heard_after_the_word_that_ends_the_last_rail() {
     p.conns[1].rail_failed(0, Cause::Transport, p.now);
     p.events(1);
     let mut b = builder(Some(0));
-    assert!(b.push(&Record::RailDown { rail: 1, generation: 0 }) && b.push(&Record::Close { messages: 0, reads: 0 }));
+    assert!(
+        b.push(&Record::RailDown { rail: 1, generation: 0 })
+            && b.push(&Record::Close { messages: 0, reads: 0 })
+    );
     p.conns[1].handle_recv(3, Received::Bytes(b.bytes()), p.now).expect("sound");
     assert_eq!(p.events(1), [Event::Lost(Cause::PeerGaveUp)]);
 }
