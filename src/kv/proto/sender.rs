@@ -95,7 +95,7 @@ impl Sender {
             .fold(self.base, u64::min)
     }
 
-    /// Checks a request (K6, R10) and takes it, gated. The grant is used from here on, whatever becomes of the transfer.
+    /// Checks a request (K6, R10) and takes it. The grant is used from here on, whatever becomes of the transfer.
     pub(super) fn write(&mut self, cfg: &Config, req: WriteRequest) -> Result<TransferId, Refused> {
         let GrantRef { id: grant, owner_epoch, bound_epoch, max_bytes } = req.grant;
         if owner_epoch != cfg.peer_epoch {
@@ -118,6 +118,7 @@ impl Sender {
         self.ledger.next += 1;
         self.transfers.push_back(Some(Transfer {
             grant,
+            // Until `ungate`.
             gated: true,
             tag: req.tag,
             attempt: 0,
