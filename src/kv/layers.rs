@@ -261,24 +261,25 @@ impl LayerWrite {
     /// # Cancel safety
     /// Dropping the future is dropping the [`LayerWrite`]: what has not landed is aborted.
     pub async fn finish(mut self) -> (Result<LayersLanded, LayersNotLanded>, Arc<Blocks>) {
-        if let Some(missing) = self.pushed.iter().position(Option::is_none)
-            && let Some(id) = self.transfer(missing as u32)
-        {
-            self.driver.cancel_layer(id);
-        }
+        let missing = (0..).zip(&self.pushed).find(|(_, pushed)| pushed.is_none()).map(|(layer, _)| layer);
+        let cancelled =
+            missing.filter(|&layer| self.transfer(layer).is_some_and(|id| self.driver.cancel_layer(id)));
         while let Some(id) = self.transfer(self.ended.len() as u32) {
             let (result, _source) =
                 poll_fn(|cx: &mut Context<'_>| self.driver.poll_write(id, cx.waker())).await;
             self.ended.push(result);
         }
-        let result = self.outcome();
+        let result = self.outcome(cancelled);
         (result, self.source.clone())
     }
 
-    fn outcome(&mut self) -> Result<LayersLanded, LayersNotLanded> {
+    /// What has become of all layers, which end because `cancelled` was, if it was.
+    fn outcome(&mut self, cancelled: Option<u32>) -> Result<LayersLanded, LayersNotLanded> {
         let layers = std::mem::take(&mut self.ended);
         let done: Vec<Landed> = layers.iter().filter_map(|layer| layer.as_ref().ok().copied()).collect();
-        if let Some((first, why)) = cause(&layers) {
+        let own =
+            cancelled.and_then(|layer| Some((layer, layers.get(layer as usize)?.as_ref().err()?.clone())));
+        if let Some((first, why)) = own.or_else(|| cause(&layers)) {
             return Err(LayersNotLanded { why, first, landed: done.len() as u32, layers });
         }
         let ends =
@@ -295,12 +296,16 @@ impl LayerWrite {
     }
 }
 
-/// The layer that ended the others, as far as that shows: those were cancelled for it.
+/// The layer that ended the others, as far as that shows. Those were cancelled for it; or, if all of one was on its way, refused
+/// by the receiver, which had heard of it.
 fn cause(layers: &[Result<Landed, WriteError>]) -> Option<(u32, WriteError)> {
-    let failed = || (0..).zip(layers).filter_map(|(layer, result)| Some((layer, result.as_ref().err()?)));
-    let cancelled = |error: &WriteError| matches!(error, WriteError::NotDelivered(Reason::Cancelled));
-    let own = failed().find(|(_, error)| !cancelled(error));
-    own.or_else(|| failed().next()).map(|(layer, error)| (layer, error.clone()))
+    let failed = (0..).zip(layers).filter_map(|(layer, result)| Some((layer, result.as_ref().err()?)));
+    let follows = |error: &WriteError| match error {
+        WriteError::NotDelivered(Reason::Cancelled) => 2,
+        WriteError::NotDelivered(Reason::Revoked) => 1,
+        _ => 0,
+    };
+    failed.min_by_key(|(_, error)| follows(error)).map(|(layer, error)| (layer, error.clone()))
 }
 
 impl std::fmt::Debug for LayerWrite {

@@ -90,15 +90,17 @@ impl KvDriver {
         })
     }
 
-    /// Cancels a transfer of several, and so all of them.
-    pub(in crate::kv) fn cancel_layer(&self, id: TransferId) {
+    /// Cancels a transfer of several, and so all of them. Answers whether it had not ended before.
+    pub(in crate::kv) fn cancel_layer(&self, id: TransferId) -> bool {
         let now = Instant::now();
         self.locked(|inner, after| {
-            if let Some(conn) = &mut inner.conn {
+            let open = inner.writes.get(&id).is_some_and(|entry| entry.outcome.is_none());
+            if let (true, Some(conn)) = (open, &mut inner.conn) {
                 conn.abort(id, now);
                 inner.turn(now, after);
             }
-        });
+            open
+        })
     }
 
     /// Nobody waits for these transfers any more: those that have not ended are aborted.

@@ -95,7 +95,7 @@ impl Sender {
             .fold(self.base, u64::min)
     }
 
-    /// Checks a request (K6, R10) and takes it, gated. The grant is used from here on, whatever becomes of the transfer.
+    /// Checks a request (K6, R10) and takes it. The grant is used from here on, whatever becomes of the transfer.
     pub(super) fn write(&mut self, cfg: &Config, req: WriteRequest) -> Result<TransferId, Refused> {
         let grant = req.grant.id;
         check_grant(cfg, &req.grant, req.plan.bytes())?;
@@ -107,6 +107,7 @@ impl Sender {
         self.ledger.next += 1;
         self.transfers.push_back(Some(Transfer {
             grant,
+            // Until `ungate`.
             gated: true,
             tag: req.tag,
             attempt: 0,
