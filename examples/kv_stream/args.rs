@@ -148,7 +148,7 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             let word = match &inline {
                 Some(word) => word.clone(),
                 // The word is optional, and others may follow.
-                None => words.next_if(|next| is_pull(next)).transpose()?.unwrap_or("auto".to_owned()),
+                None => words.next_if(is_pull).transpose()?.unwrap_or("auto".to_owned()),
             };
             let way = Pull::from_word(&word);
             a.read = Some(way.ok_or(format!("--read {word}: one of auto, rdma, remote-write, measured"))?);

@@ -315,8 +315,8 @@ impl Pair {
             }
             11 => {
                 // Those of an earlier connection are refused by the caller.
-                let open = self.sides[1 - ep].loans.iter().filter(|(_, state)| **state != Grant::Over);
-                let Some((&loan, _)) = open.last() else { return };
+                let mut open = self.sides[1 - ep].loans.iter().filter(|(_, state)| **state != Grant::Over);
+                let Some((&loan, _)) = open.next_back() else { return };
                 let (owner_epoch, bound_epoch) = (2 - ep as u64, ep as u64 + 1);
                 let grant = GrantRef { id: loan, owner_epoch, bound_epoch, max_bytes: 1 << 20 };
                 let (blocks, bytes) = (arg as u32 % 17, (arg as u64 % 17) * 128);
