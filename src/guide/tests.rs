@@ -74,7 +74,7 @@ fn k8_the_limits_in_the_readme_are_those_of_the_code() {
 
     let c = KvConfig::default();
     says(&format!("| transfers in progress on a channel | {};", c.max_transfers));
-    says(&format!("| one WRITE | {} (`KvConfig::max_write`)", bytes(c.max_write.into())));
+    says(&format!("| one WRITE or READ | {} (`KvConfig::max_write`)", bytes(c.max_write.into())));
     says(&format!("| a message (`send_message`) | {};", bytes(proto::MAX_MESSAGE as u64)));
     says(&format!("| a bootstrap frame | {} |", bytes(connect::MAX_FRAME_BODY.into())));
     let control = u64::from(c.send_depth + c.recv_depth()) * crate::kv::CONTROL_BYTES as u64;

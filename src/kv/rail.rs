@@ -206,7 +206,9 @@ pub(super) fn describe(
         credits,
         notify: NotifyModes { imm: caps.immediate, send: caps.ordered },
         regions: match (pool.access(), &device.registered) {
-            (PoolAccess::Target, Ok(registered)) if built.is_some() => registered.remote(),
+            (access, Ok(registered)) if access != PoolAccess::Source && built.is_some() => {
+                registered.remote()
+            }
             // Peers are told nothing of a pool that is a source only.
             _ => Vec::new(),
         },
