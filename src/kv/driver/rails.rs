@@ -143,9 +143,27 @@ impl Inner {
 
     /// The protocol says that a rail has failed, here or at the peer.
     pub(super) fn rail_down(&mut self, rail: usize, cause: Cause, now: Instant, after: &mut After) {
-        let own = &mut self.rails[rail];
-        if self.state != State::Open || own.phase != Phase::Up {
+        if self.state != State::Open {
             return;
+        }
+        let own = &mut self.rails[rail];
+        match own.phase {
+            Phase::Up => {}
+            // The peer had its own half up again, and has seen it fail: the protocol waits for ours to come to rest once more.
+            Phase::Down => {
+                if let Some(conn) = &mut self.conn {
+                    conn.rail_fenced(rail, now);
+                }
+                return;
+            }
+            Phase::Coming => {
+                own.fenced = false;
+                return self.retreat(rail, &cause.to_string(), now, after);
+            }
+            Phase::Draining { .. } | Phase::Destroying => {
+                own.fenced = false;
+                return;
+            }
         }
         let words = own.words.take().unwrap_or_else(|| cause.to_string());
         if self.strict {
