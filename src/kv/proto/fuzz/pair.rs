@@ -184,6 +184,8 @@ impl Pair {
         let Side { conn, wire, .. } = &mut self.sides[ep];
         if let Some(conn) = conn {
             let _ = conn.poll_transmit(self.now, wire);
+            // A read of nothing is done here, before the peer can hear of it.
+            self.events();
         }
     }
 
