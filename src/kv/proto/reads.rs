@@ -152,6 +152,8 @@ impl Connection {
     /// Posts one READ, on the rail whose turn it is. False when no queue pair can take it.
     fn post_read(&mut self, id: u64, most: (u32, usize), now: Instant, sink: &mut impl Sink) -> bool {
         let found = match &self.cfg.rails[..] {
+            // A sign of life waits behind READs, too: theirs is the answer's way.
+            [_] if !self.rails[0].pace.may_queue() => None,
             [rail] => self.reading_qp(0, most, sink).map(|qp| (0, qp, rail.max_write)),
             _ => {
                 let mut tried = 0u64;
