@@ -76,11 +76,14 @@ pub(super) fn put_device(w: &mut Writer<'_>, device: &str) {
 
 pub(super) fn put_qps(w: &mut Writer<'_>, qps: &[QpAddress]) {
     for qp in qps {
-        w.field(tag::QP, |w| {
-            w.u32(qp.qp_num).u32(qp.psn).u16(qp.lid).raw(&qp.gid);
-            w.u16(qp.soft_port).u64(qp.soft_key).u64(qp.soft_local);
-        });
+        w.field(tag::QP, |w| put_qp(w, qp));
     }
+}
+
+/// The address of a queue pair.
+pub(in crate::connect) fn put_qp(w: &mut Writer<'_>, qp: &QpAddress) {
+    w.u32(qp.qp_num).u32(qp.psn).u16(qp.lid).raw(&qp.gid);
+    w.u16(qp.soft_port).u64(qp.soft_key).u64(qp.soft_local);
 }
 
 pub(super) fn put_regions(w: &mut Writer<'_>, regions: &[HelloRegion]) {
@@ -181,7 +184,7 @@ pub(super) fn rail(f: &mut Reader<'_>) -> Result<HelloRail, HelloError> {
     Ok(fields.finish()?.0)
 }
 
-fn qp(f: &mut Reader<'_>) -> Result<QpAddress, Malformed> {
+pub(in crate::connect) fn qp(f: &mut Reader<'_>) -> Result<QpAddress, Malformed> {
     Ok(QpAddress {
         qp_num: f.u32()?,
         psn: f.u32()?,

@@ -2,6 +2,7 @@
 //!
 //! A sequence of fields, as in a hello: unknown ones, and unknown bytes at the end of known ones, are ignored (B1).
 
+use crate::connect::codec_rail::{put_qp, qp};
 use crate::provider::QpAddress;
 use crate::wire::{Malformed, Reader, Writer};
 
@@ -33,16 +34,7 @@ pub(super) struct Offer {
 impl Offer {
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let mut w = Writer(out);
-        w.field(tag::ADDRESS, |w| {
-            let a = &self.address;
-            w.u32(a.qp_num)
-                .u32(a.psn)
-                .u16(a.lid)
-                .raw(&a.gid)
-                .u16(a.soft_port)
-                .u64(a.soft_key)
-                .u64(a.soft_local);
-        });
+        w.field(tag::ADDRESS, |w| put_qp(w, &self.address));
         w.field(tag::PATH, |w| {
             w.u32(if self.ordered { ORDERED } else { 0 }).u32(self.mtu).u8(self.serves).u8(self.issues);
         });
@@ -57,17 +49,7 @@ impl Offer {
         let mut private = Vec::new();
         while let Some((tag, mut f)) = r.field()? {
             match tag {
-                tag::ADDRESS => {
-                    address = Some(QpAddress {
-                        qp_num: f.u32()?,
-                        psn: f.u32()?,
-                        lid: f.u16()?,
-                        gid: f.bytes16()?,
-                        soft_port: f.u16()?,
-                        soft_key: f.u64()?,
-                        soft_local: f.u64()?,
-                    });
-                }
+                tag::ADDRESS => address = Some(qp(&mut f)?),
                 tag::PATH => path = Some((f.u32()?, f.u32()?, f.u8()?, f.u8()?)),
                 tag::PRIVATE => private = decode_field(&mut f, max_private)?,
                 _ => {}

@@ -8,7 +8,7 @@ use super::closed::{ChannelClosed, ended_unknown};
 use super::{After, Granted, Inner, KvDriver, WriteEntry};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
-use crate::kv::grant::{Binding, Grant, GrantKind};
+use crate::kv::grant::{Grant, GrantKind};
 use crate::kv::parts::{Held, Parts};
 use crate::kv::proto::{GrantRef, Outcome, Reason, TransferId, WriteRequest as ProtoWrite};
 use crate::kv::targets::{self, Planned};
@@ -43,11 +43,10 @@ impl KvDriver {
                 let part = Held::Part(parts.part(blocks, index, layer, numbers.clone()));
                 inner.grants.insert(id, Granted { blocks: part, aborted: false });
             }
-            let binding =
-                Binding { owner: self.local_epoch, bound: self.peer_epoch, connection: self.connection_id };
-            let grant =
-                Grant::from_runs(binding, first, blocks.runs().to_vec()).expect("a claim is disjoint");
-            Ok(grant.of_kind(kind).expect("a layout has layers, and a channel issues fewer than 2^64 grants"))
+            Ok(self
+                .grant_of(first, blocks)
+                .of_kind(kind)
+                .expect("a layout has layers, and a channel issues fewer than 2^64 grants"))
         })
     }
 
