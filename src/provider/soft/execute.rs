@@ -66,6 +66,8 @@ impl QpInner {
     fn executed(&mut self, message: &Open) {
         self.tx.ack = self.tx.ack.wrapping_add(1);
         self.tx.ack_due = true;
+        let (messages, bytes) = self.tx.owed;
+        self.tx.owed = (messages.saturating_add(1), bytes.saturating_add(message.total.into()));
         if !self.device.caps.ordered {
             self.tx.acks.push(message.msn);
         }

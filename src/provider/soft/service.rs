@@ -14,7 +14,7 @@ use super::rx::{Refusal, Stop};
 use super::shm::{WANTS_BYTES, WANTS_END, WANTS_ROOM};
 use super::sq::Cause;
 use super::sys;
-use super::tuning::{DRAIN_BYTES, MIN_PEER_TIMEOUT, QP_SLICE_BYTES};
+use super::tuning::{ACK_BYTES, ACK_MESSAGES, DRAIN_BYTES, MIN_PEER_TIMEOUT, QP_SLICE_BYTES};
 use super::tx::Tx;
 use crate::error::QpError;
 use crate::provider::{Cqe, QpConnect, QpState, RecvWr, WcOpcode, WcStatus};
@@ -35,8 +35,7 @@ impl QpInner {
         match self.link {
             Link::Up(_) => {
                 let (paced, stalled) = self.held();
-                let reads =
-                    self.readable && !stalled && self.rx.not_ready.is_none() && self.refusal.is_none();
+                let reads = self.readable && self.may_read(stalled);
                 let writes =
                     self.tx.writable && !paced && !self.tx.dead && (self.tx.ack_due || self.wants_to_send());
                 let unread = matches!(&self.link, Link::Up(Stream::Shm(link)) if link.is_unread());
@@ -50,12 +49,30 @@ impl QpInner {
         }
     }
 
+    /// What has come can be executed.
+    fn may_read(&self, stalled: bool) -> bool {
+        !stalled && self.rx.not_ready.is_none() && self.refusal.is_none()
+    }
+
+    /// There is nothing to say but how far we are, and more of the peer's payload is at hand. In shared memory that would wake a
+    /// peer that sleeps each time, which costs as much as a copy of 100 KiB; so it is said after more of it, or when nothing is
+    /// left to copy. Over TCP it is said at once: what is at hand is not known there.
+    fn acknowledges_later(&self) -> bool {
+        let Link::Up(Stream::Shm(link)) = &self.link else { return false };
+        let (messages, bytes) = self.tx.owed;
+        messages < ACK_MESSAGES
+            && bytes < ACK_BYTES
+            && self.may_read(self.held().1)
+            && !self.wants_to_send()
+            && (!self.rx.references.is_empty() || link.rings().has_bytes())
+    }
+
     /// What of shared memory it would do something about.
     pub(super) fn wants(&self) -> u8 {
         match self.link {
             Link::Up(Stream::Shm(_)) => {
                 let (paced, stalled) = self.held();
-                let reads = !stalled && self.rx.not_ready.is_none() && self.refusal.is_none();
+                let reads = self.may_read(stalled);
                 let waits = !self.tx.writable && !paced && !self.tx.dead && self.wants_to_send();
                 (if reads { WANTS_BYTES } else { 0 }) | (if waits { WANTS_ROOM } else { 0 })
             }
@@ -214,7 +231,9 @@ impl QpInner {
                 self.readable |= direct;
             }
             self.sq.begin_slice();
-            moved += self.transmit(QP_SLICE_BYTES);
+            if !self.acknowledges_later() {
+                moved += self.transmit(QP_SLICE_BYTES);
+            }
         }
         if matches!(self.link, Link::Up(_)) {
             moved += self.receive(QP_SLICE_BYTES);

@@ -61,6 +61,8 @@ pub(super) struct SendQueue {
     first: u32,
     /// Entries that are not done.
     outstanding: u32,
+    /// Bytes of the messages that were posted since the queue was last empty.
+    burst: u64,
     /// Elements and inline bytes of the entries, first in first out, and how many have gone.
     sges: VecDeque<Sge>,
     sges_gone: u64,
@@ -88,6 +90,7 @@ impl SendQueue {
             entries: VecDeque::with_capacity(depth.min(1024) as usize),
             first: 0,
             outstanding: 0,
+            burst: 0,
             sges: VecDeque::new(),
             sges_gone: 0,
             inline: VecDeque::new(),
@@ -109,6 +112,11 @@ impl SendQueue {
 
     pub(super) fn is_full(&self) -> bool {
         self.outstanding >= self.depth
+    }
+
+    /// Bytes that were posted without a pause in which nothing was under way.
+    pub(super) fn burst(&self) -> u64 {
+        self.burst
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -163,7 +171,11 @@ impl SendQueue {
             done: false,
             release,
         });
+        if self.is_idle() {
+            self.burst = 0;
+        }
         self.outstanding += 1;
+        self.burst += u64::from(total);
         msn
     }
 

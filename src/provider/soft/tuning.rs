@@ -55,6 +55,10 @@ pub(super) const PACED_SENDS_A_SECOND: u64 = 100;
 
 /// Shared memory: bytes of the ring of one direction. A power of two, more than the staging buffer and a frame's descriptors.
 pub(super) const RING_BYTES: usize = 64 << 10;
+/// Of the payload that a peer has at hand, this much is copied before it hears of it, or so many messages: about half of what a
+/// send queue holds, so that it goes on posting meanwhile.
+pub(super) const ACK_BYTES: u64 = 4 << 20;
+pub(super) const ACK_MESSAGES: u32 = 128;
 /// Payload up to this size rides in the ring, which costs a copy more and looks up nothing.
 pub(super) const INLINE_BYTES: u32 = 1 << 10;
 /// Memfds of the peer that a connection keeps mapped.

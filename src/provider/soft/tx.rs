@@ -70,6 +70,8 @@ pub(super) struct Tx {
     pub(super) acks: Vec<u32>,
     /// The peer should hear how far we are.
     pub(super) ack_due: bool,
+    /// Messages that were executed since it has heard that, and their bytes.
+    pub(super) owed: (u32, u64),
     /// RC: MSN of the first message that has not been executed.
     pub(super) ack: u32,
     pub(super) writable: bool,
@@ -155,7 +157,7 @@ impl Tx {
         self.head[at..at + HEADER].copy_from_slice(&header.encode());
         self.len = self.head.len() + self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
         (self.done, self.at, self.active) = (0, (0, 0), true);
-        self.ack_due = false;
+        (self.ack_due, self.owed) = (false, (0, 0));
     }
 
     /// `n` more bytes have gone.

@@ -13,11 +13,11 @@ use super::super::mr::MemRange;
 use super::peer_map::PeerMap;
 use super::raw_copy::{self, Streams};
 
-/// From this many bytes on, a transfer is written past the caches. By `benches/copy.rs`, on a core with 2 MiB of L2: at 4 MiB such
-/// a copy is 1.5 × as fast as a plain one between warm buffers and 1.7 × between cold ones, at 1 MiB 1.1 × and 1.6 ×. But who
-/// reads the target next finds it in memory then. Copying and reading together are 0.3 × as fast at 1 MiB, 0.7 × at 4 MiB, and
-/// 1.1 × from 16 MiB on.
-const STREAM_BYTES: u64 = 4 << 20;
+/// From this many bytes on, what is copied together is written past the caches: about an L2. By `benches/copy.rs`, on a core with
+/// 2 MiB of L2: at 4 MiB such a copy is 1.6 × as fast as a plain one between warm buffers and 1.7 × between cold ones, at 1 MiB
+/// 0.8 × and 1.6 ×. But who reads the target next finds it in memory then. Copying and reading together are 0.3 × as fast at
+/// 1 MiB, 0.7 × at 4 MiB, and 1.1 to 1.3 × from 16 MiB on.
+const STREAM_BYTES: u64 = 2 << 20;
 
 /// How long the copies of safe code into the same memory are kept out at a time.
 const LOCKED_BYTES: usize = 64 << 10;
@@ -29,10 +29,15 @@ pub(in crate::provider::soft) struct CopyHint {
 }
 
 impl CopyHint {
-    /// Part of `bytes` that are copied together, in slices: a message, or all that is known to be coming. The size of the
-    /// whole says whether the caches will hold it, the size of a slice does not.
+    /// Part of `bytes` that are copied one after the other: all that is known to be coming. That says whether the caches will
+    /// hold it; the size of a slice, or of one message of many, does not.
     pub(in crate::provider::soft) fn part_of(bytes: u64) -> Self {
         Self { transfer: bytes }
+    }
+
+    /// The caches would not hold it.
+    pub(super) fn is_large(self) -> bool {
+        self.transfer >= STREAM_BYTES
     }
 }
 
@@ -46,8 +51,8 @@ pub(in crate::provider::soft) fn copy_from(
 ) -> Option<()> {
     let len = target.len();
     let from = source.at(offset, len as u64)?;
-    let streams =
-        if hint.transfer.max(len as u64) >= STREAM_BYTES { Streams::detect() } else { Streams::None };
+    let large = hint.is_large() || len as u64 >= STREAM_BYTES;
+    let streams = if large { Streams::detect() } else { Streams::None };
     target.fill(LOCKED_BYTES, |at, to, n| {
         // SAFETY: `at + n` is at most `len`, and `at()` has checked `len` bytes against the mapping, which `source` keeps and
         // whose file cannot shrink. `to..+n` is a part of a live registration that is ours alone to write meanwhile (see

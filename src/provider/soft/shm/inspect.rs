@@ -1,14 +1,16 @@
 //! For tests: what a connection has done, and a moment in the middle of a copy.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use super::copy::CopyHint;
 use crate::provider::Qp;
 
 type Hook = Box<dyn FnOnce()>;
 
 thread_local! {
     static AFTER_COPY: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    static STREAMED: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Runs `hook` on this thread between the next copy and the look at the peer. What it has given is in the cell then.
@@ -21,8 +23,16 @@ pub(in crate::provider::soft) fn after_next_copy<T: 'static>(
     given
 }
 
-/// A copy has been made.
-pub(super) fn copied() {
+/// Bytes that this thread has copied past the caches, since it was last asked.
+pub(in crate::provider::soft) fn streamed() -> u64 {
+    STREAMED.take()
+}
+
+/// A copy of so many bytes has been made.
+pub(super) fn copied(bytes: u32, hint: CopyHint) {
+    if hint.is_large() {
+        STREAMED.set(STREAMED.get() + u64::from(bytes));
+    }
     if let Some(hook) = AFTER_COPY.take() {
         hook();
     }

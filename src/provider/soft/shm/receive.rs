@@ -54,7 +54,12 @@ impl QpInner {
         let take = (reference.len - skip).min(limit.min(SEGMENT_BYTES) as u32);
         let mut copied = link.find(&reference);
         let guard = self.device.mrs.read();
-        let hint = CopyHint::part_of(desc.total.into());
+        // Of a READ, the one who asked knows how much comes together.
+        let together = match desc.opcode {
+            Opcode::ReadResponse => self.sq.burst(),
+            _ => u64::from(reference.together) << 10,
+        };
+        let hint = CopyHint::part_of(together);
         let mut at = u64::from(skip);
         memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
             let next = at + range.len() as u64;
@@ -74,7 +79,7 @@ impl QpInner {
             }
         }
         #[cfg(test)]
-        super::inspect::copied();
+        super::inspect::copied(take, hint);
         rx.copied += take;
         if rx.copied == reference.len {
             rx.references.pop_front();

@@ -22,6 +22,7 @@ impl QpInner {
         if desc.len <= INLINE_BYTES {
             return false;
         }
+        let together = u32::try_from(self.sq.burst() >> 10).unwrap_or(u32::MAX);
         // Held until all is noted that a deregistration has to know.
         let guard = self.device.mrs.read();
         let next_piece = self.tx.next_piece();
@@ -32,8 +33,10 @@ impl QpInner {
             // One that is not registered any more is found by the ordinary way out.
             let Some(range) = guard.resolve(key, self.pd, addr, len.into(), access) else { return false };
             let next = match range.memfd() {
-                Some(memfd) if link.lend(&memfd) => Reference { memfd: memfd.id, offset: memfd.offset, len },
-                None if link.reads_us() => Reference { memfd: NO_MEMFD, offset: addr, len },
+                Some(memfd) if link.lend(&memfd) => {
+                    Reference { memfd: memfd.id, offset: memfd.offset, len, together }
+                }
+                None if link.reads_us() => Reference { memfd: NO_MEMFD, offset: addr, len, together },
                 _ => return false,
             };
             if !references.last_mut().is_some_and(|last| last.absorb(&next)) {

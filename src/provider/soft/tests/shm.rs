@@ -8,10 +8,11 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::*;
 use crate::error::QpError;
+use crate::provider::Armed;
 use crate::provider::QpAddress;
 use crate::provider::soft::frame::Preamble;
 use crate::provider::soft::shm::address;
-use crate::provider::soft::shm::inspect::{lent_to_us, wakes};
+use crate::provider::soft::shm::inspect::{lent_to_us, streamed, wakes};
 use crate::provider::soft::shm::raw::RawPeer;
 
 pub(super) fn name(local: u64) -> SockAddr {
@@ -221,4 +222,56 @@ fn r8_sides_that_poll_send_no_wake_ups() {
         p.wait(1, 1);
     }
     assert_eq!((wakes(p.qa()), wakes(p.qb())), before);
+}
+
+/// Who has posted much and sleeps is not woken for each part of it that has been copied.
+#[test]
+fn r8_a_sleeping_sender_is_woken_seldom_while_there_is_more_to_copy() {
+    const LEN: u64 = 64 << 10;
+    let mut p = Pair::new(SoftTransport::Shm, Profile::Default);
+    let (ra, rb) = (p.a.region(LEN, ALL), p.b.region(LEN, ALL));
+    p.meet();
+    p.quiet();
+    let before = wakes(p.qb());
+    // 3 MiB, of which a slice copies a part.
+    for id in 0..48 {
+        post(p.qa(), id, write_to(&rb, 0, None), &[sge(&ra, 0, LEN)]);
+    }
+    let (mut completed, mut slices) = (0, 0);
+    while completed < 48 {
+        // It sleeps again each time that it has been woken.
+        while p.a.cq.arm().unwrap() == Armed::More {
+            p.a.poll();
+        }
+        p.b.poll();
+        slices += 1;
+        completed += p.a.take().len();
+        assert!(slices < 1000, "{completed} of 48 have completed");
+    }
+    assert!(slices > 2, "all was copied in {slices} slices: nothing has been tested");
+    assert!(wakes(p.qb()) - before <= 2, "{} wake-ups in {slices} slices", wakes(p.qb()) - before);
+}
+
+/// What decides is how much comes without a pause, in however many messages; for an answer, how much was asked for.
+#[test]
+fn k8_much_in_many_messages_is_copied_past_the_caches_and_little_is_not() {
+    const LEN: u64 = 256 << 10;
+    let mut p = Pair::new(SoftTransport::Shm, Profile::Default);
+    let (ra, rb) = (p.a.region(LEN, ALL), p.b.region(LEN, ALL));
+    p.meet();
+    p.quiet();
+    for (op, what) in [(write_to(&rb, 0, None), "written"), (read_from(&rb, 0), "read")] {
+        streamed();
+        for id in 0..40 {
+            post(p.qa(), id, op, &[sge(&ra, 0, LEN)]);
+            p.wait(1, 0);
+        }
+        assert_eq!(streamed(), 0, "{what} one at a time");
+        for id in 0..40 {
+            post(p.qa(), id, op, &[sge(&ra, 0, LEN)]);
+        }
+        p.wait(40, 0);
+        let bytes = streamed();
+        assert!((20 * LEN..=40 * LEN).contains(&bytes), "{what} together: {bytes} bytes");
+    }
 }
