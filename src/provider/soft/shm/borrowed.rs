@@ -1,6 +1,6 @@
 //! The memfds that a peer has lent to a connection, by the names that it gave them.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use super::super::tuning::{LENT_BY_PEER, LENT_BYTES};
 use super::peer_map::{PeerMap, PeerMapError};
 use super::reference::NO_MEMFD;
 
-/// What is mapped here of a peer's memory.
+/// What is mapped here of a peer's memory. It is looked up for each reference, and mostly has one entry: no hash of a name beats that.
 #[derive(Debug, Default)]
-pub(super) struct Borrowed(HashMap<u64, Option<Arc<PeerMap>>>);
+pub(super) struct Borrowed(BTreeMap<u64, Option<Arc<PeerMap>>>);
 
 impl Borrowed {
     /// The peer lends `fd`, of at least `bytes` bytes. `InvalidData` for what no peer of ours does: a name twice, more than a

@@ -7,7 +7,7 @@
 //! Descriptors go out before the first reference to them is in the ring, and a socket within one host delivers at once. So a
 //! reference to memory that is not known is looked up in the socket, and after that it is nonsense.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(in crate::provider::soft) struct ShmLink {
     /// What the peer is to find where our probe says.
     token: Box<[u8; TOKEN]>,
     /// Memfds that the peer has been sent, and how long they are.
-    lent: HashMap<u64, u64>,
+    lent: BTreeMap<u64, u64>,
     /// Those of the peer.
     borrowed: Borrowed,
     /// For memory of the peer that it has not lent, from its first use on.
@@ -90,7 +90,7 @@ impl ShmLink {
             socket,
             side,
             token,
-            lent: HashMap::new(),
+            lent: BTreeMap::new(),
             borrowed: Borrowed::default(),
             cross: None,
             reads_us: None,
