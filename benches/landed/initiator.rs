@@ -15,6 +15,8 @@ use crate::receiver::{Ask, digest};
 
 /// Longer than a write of any case takes, on any profile and a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How often a kind has its turn in a case.
+const TURNS: usize = 3;
 
 pub async fn measure(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> {
     let options = [format!("--receiver={}", case.name), format!("--mode={}", mode.name())];
@@ -35,16 +37,18 @@ pub async fn measure(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> 
         }
     }
     let reps = args.reps(case.reps);
-    let mut done = 0;
-    while done < reps {
-        let grants = case.ahead().min(reps - done);
+    // In turn, each several times, so that all but the first of a turn find in the caches what the same kind has left there.
+    for turn in parts(reps, TURNS) {
         for (order, series) in &mut orders {
-            round(&channel, case, *order, grants, series).await?;
+            for grants in parts(turn, turn.div_ceil(case.ahead())) {
+                round(&channel, case, *order, grants, series).await?;
+            }
         }
         for series in &mut reads {
-            reading::round(&channel, case, grants, series).await?;
+            for grants in parts(turn, turn.div_ceil(case.ahead())) {
+                reading::round(&channel, case, grants, series).await?;
+            }
         }
-        done += grants;
     }
     for (order, series) in &orders {
         series.print(case, *order, mode);
@@ -54,6 +58,12 @@ pub async fn measure(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> 
     }
     channel.close().await?;
     peer.finish()
+}
+
+/// `n` in `parts` parts that are about as large as each other, and not empty.
+fn parts(n: usize, parts: usize) -> impl Iterator<Item = usize> {
+    let parts = parts.clamp(1, n.max(1));
+    (0..parts).map(move |part| (part + 1) * n / parts - part * n / parts)
 }
 
 /// Warms up with a write whose blocks are compared at the far end. The target has never held this data before.

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Instant;
 
 use super::rng::Rng;
-use super::tuning::{HOLD_ONE_IN, HOLD_SLICES, PICK_WINDOW};
+use super::tuning::{HOLD_ONE_IN, HOLD_SLICES, PAUSE_BYTES, PICK_WINDOW};
 use crate::provider::{Cqe, SendOp, Sge, WcStatus};
 
 /// A posted request.
@@ -61,7 +61,8 @@ pub(super) struct SendQueue {
     first: u32,
     /// Entries that are not done.
     outstanding: u32,
-    /// Bytes of the messages that were posted since the queue was last empty.
+    /// Bytes of all entries, and of those that were posted since there was last little of them.
+    bytes: u64,
     burst: u64,
     /// Elements and inline bytes of the entries, first in first out, and how many have gone.
     sges: VecDeque<Sge>,
@@ -90,6 +91,7 @@ impl SendQueue {
             entries: VecDeque::with_capacity(depth.min(1024) as usize),
             first: 0,
             outstanding: 0,
+            bytes: 0,
             burst: 0,
             sges: VecDeque::new(),
             sges_gone: 0,
@@ -114,7 +116,7 @@ impl SendQueue {
         self.outstanding >= self.depth
     }
 
-    /// Bytes that were posted without a pause in which nothing was under way.
+    /// Bytes that were posted without a pause in which little was under way.
     pub(super) fn burst(&self) -> u64 {
         self.burst
     }
@@ -171,11 +173,12 @@ impl SendQueue {
             done: false,
             release,
         });
-        if self.is_idle() {
+        if self.bytes < PAUSE_BYTES {
             self.burst = 0;
         }
         self.outstanding += 1;
-        self.burst += u64::from(total);
+        self.bytes += u64::from(total);
+        self.burst = self.burst.saturating_add(total.into());
         msn
     }
 
@@ -404,6 +407,7 @@ impl SendQueue {
         while self.entries.front().is_some_and(|e| e.done) {
             let Some(e) = self.entries.pop_front() else { break };
             self.first = self.first.wrapping_add(1);
+            self.bytes -= u64::from(e.total);
             if e.inline {
                 self.inline.drain(..e.total as usize);
                 self.inline_gone += u64::from(e.total);
@@ -452,7 +456,7 @@ impl SendQueue {
         self.sges.clear();
         self.inline_gone += self.inline.len() as u64;
         self.inline.clear();
-        (self.outstanding, self.reads) = (0, 0);
+        (self.outstanding, self.bytes, self.reads) = (0, 0, 0);
     }
 }
 

@@ -59,6 +59,8 @@ pub(super) const RING_BYTES: usize = 64 << 10;
 /// send queue holds, so that it goes on posting meanwhile.
 pub(super) const ACK_BYTES: u64 = 4 << 20;
 pub(super) const ACK_MESSAGES: u32 = 128;
+/// With less than this under way, what is posted next is not a part of what was before.
+pub(super) const PAUSE_BYTES: u64 = 64 << 10;
 /// Payload up to this size rides in the ring, which costs a copy more and looks up nothing.
 pub(super) const INLINE_BYTES: u32 = 1 << 10;
 /// Memfds of the peer that a connection keeps mapped.
