@@ -22,7 +22,7 @@ const LEAST_WINDOW: u64 = 16 << 10;
 /// A window in milliseconds, at the rate of the fastest rail.
 const WINDOW_MS: u64 = 4;
 /// What a single rail may have in flight: so many milliseconds at its rate, and at least so many bytes.
-const QUEUE_MS: u64 = 2;
+const QUEUE_MS: u64 = 1;
 const QUEUE_BYTES: u64 = 4 << 20;
 /// A sample is taken over at least so long, or over a burst of at least so much.
 const SAMPLE_US: u128 = 1000;
@@ -244,8 +244,8 @@ mod tests {
             fast.posted(2 << 20, ms(n));
             fast.completed(2 << 20, true, ms(n) + Duration::from_micros(200));
         }
-        fast.posted(16 << 20, ms(30));
-        assert!(fast.may_queue(), "10 GB/s have 16 MiB in flight at a rate of {}", fast.rate());
+        fast.posted(8 << 20, ms(30));
+        assert!(fast.may_queue(), "10 GB/s have 8 MiB in flight at a rate of {}", fast.rate());
     }
 
     #[test]

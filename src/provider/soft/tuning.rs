@@ -57,7 +57,7 @@ pub(super) const PACED_SENDS_A_SECOND: u64 = 100;
 pub(super) const RING_BYTES: usize = 64 << 10;
 /// Of the payload that a peer has at hand, this much is copied before it hears of it, or so many messages: about half of what a
 /// send queue holds, so that it goes on posting meanwhile.
-pub(super) const ACK_BYTES: u64 = 4 << 20;
+pub(super) const ACK_BYTES: u64 = 2 << 20;
 pub(super) const ACK_MESSAGES: u32 = 128;
 /// With less than this under way, what is posted next is not a part of what was before.
 pub(super) const PAUSE_BYTES: u64 = 64 << 10;
