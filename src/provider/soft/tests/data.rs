@@ -237,12 +237,15 @@ fn r1_memory_at_a_reused_address_is_reached_by_its_own_key_only(on: SoftTranspor
     let mut p = Pair::new(on, Profile::Default);
     let from = p.a.region(4096, ALL);
     fill(&from, 0, &[7; 4096]);
-    // The kernel reuses an address range readily; the test needs it to have happened once.
-    let old = p.b.region(1 << 20, ALL);
-    let old_remote = old.remote();
-    drop(old);
-    let again = (0..64).map(|_| p.b.region(1 << 20, ALL)).find(|r| r.remote().addr == old_remote.addr);
-    let to = again.expect("the address was not given out again");
+    // The kernel reuses an address range readily, unless another thread is given it first; the test needs it to have happened once.
+    let reused = (0..1000).find_map(|_| {
+        let old = p.b.region(1 << 20, ALL);
+        let old_remote = old.remote();
+        drop(old);
+        let again = p.b.region(1 << 20, ALL);
+        (again.remote().addr == old_remote.addr).then_some((old_remote, again))
+    });
+    let (old_remote, to) = reused.expect("no address was given out again");
     post(p.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 4096)]);
     p.wait(1, 0);
     assert_eq!(contents(&to, 0, 4096), [7; 4096]);
