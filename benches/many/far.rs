@@ -36,7 +36,7 @@ impl Ask {
 }
 
 pub async fn serve(args: &Args) -> Result<(), Error> {
-    let mut listener = endpoint(&args.pool().await?)?.listen(([127, 0, 0, 1], 0).into()).await?;
+    let mut listener = endpoint(&args.pool().await?, args.mode)?.listen(([127, 0, 0, 1], 0).into()).await?;
     println!("{}", listener.local_addr());
     std::io::stdout().flush()?;
     let mut serving = tokio::task::JoinSet::new();

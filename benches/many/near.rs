@@ -10,7 +10,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::common::{Error, Peer, Samples, line};
 use crate::far::{Ask, STOP};
-use crate::{Args, SMALL, endpoint};
+use crate::{Args, SMALL, What, endpoint};
 
 /// Tags of a stream's writes, and of small ones.
 const STREAM: u8 = 1;
@@ -112,7 +112,7 @@ pub async fn measure(args: &Args) -> Result<(), Error> {
     let pool = args.pool().await?;
     let mut dialling = JoinSet::new();
     for _ in 0..args.channels {
-        let (endpoint, to) = (endpoint(&pool)?, peer.hello.trim().to_owned());
+        let (endpoint, to) = (endpoint(&pool, args.mode)?, peer.hello.trim().to_owned());
         dialling.spawn(async move { endpoint.connect(to).await });
     }
     let mut lanes = Vec::with_capacity(args.channels);
@@ -122,25 +122,29 @@ pub async fn measure(args: &Args) -> Result<(), Error> {
     println!("# {}", lanes[0].channel.path());
 
     let mut shares = Shares::default();
-    let mut small: [Vec<Samples>; 3] = Default::default();
+    let mut small: [Small; 3] = Default::default();
     for round in 0..args.rounds {
-        let (one, all);
-        (lanes, one) = streams(args, &pool, lanes, true).await?;
-        (lanes, all) = streams(args, &pool, lanes, false).await?;
-        shares.add(args, &one, &all);
-        for beside in [Beside::Idle, Beside::Same, Beside::Other] {
-            let (back, samples) = latency(args, &pool, lanes, beside).await?;
-            lanes = back;
-            small[beside as usize].push(samples);
+        if args.only != Some(What::Small) {
+            let (one, all);
+            (lanes, one) = streams(args, &pool, lanes, true).await?;
+            (lanes, all) = streams(args, &pool, lanes, false).await?;
+            shares.add(args, &one, &all);
+        }
+        if args.only != Some(What::Streams) {
+            for beside in BESIDE {
+                let (samples, bytes);
+                (lanes, samples, bytes) = latency(args, &pool, lanes, beside).await?;
+                small[beside as usize].add(args, &samples, bytes);
+            }
         }
         eprintln!("many: round {} of {}", round + 1, args.rounds);
     }
-    shares.print(args);
-    for beside in [Beside::Idle, Beside::Same, Beside::Other] {
-        for (what, part) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
-            let rounds = small[beside as usize].iter().map(|samples| samples.quantile(part) * 1e6);
-            let name = format!("many.{}.small.{}.{what}", args.transport, beside.name());
-            print_spread(&name, rounds, "us");
+    if args.only != Some(What::Small) {
+        shares.print(args);
+    }
+    if args.only != Some(What::Streams) {
+        for beside in BESIDE {
+            small[beside as usize].print(args, beside);
         }
     }
     for lane in &lanes {
@@ -183,7 +187,9 @@ async fn streams(
     Ok((back, bytes))
 }
 
-#[derive(Clone, Copy)]
+const BESIDE: [Beside; 3] = [Beside::Idle, Beside::Same, Beside::Other];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Idle,
     Same,
@@ -200,13 +206,13 @@ impl Beside {
     }
 }
 
-/// Small writes on the first channel, beside a stream or nothing.
+/// Small writes on the first channel, beside a stream or nothing, and what the stream has landed.
 async fn latency(
     args: &Args,
     pool: &KvPool,
     mut lanes: Vec<Lane>,
     beside: Beside,
-) -> Result<(Vec<Lane>, Samples), Error> {
+) -> Result<(Vec<Lane>, Samples, u64), Error> {
     let (mut first, mut second) = (lanes.remove(0), lanes.remove(0));
     let blocks = Args::blocks_of(args.stream);
     let source = Arc::new(pool.try_alloc(1)?);
@@ -217,6 +223,7 @@ async fn latency(
         Ok(claims.collect::<Result<_, _>>()?)
     };
     let samples;
+    let mut bytes = 0;
     match beside {
         Beside::Idle => (first, samples) = first.small(source, end).await?,
         Beside::Same => {
@@ -232,20 +239,51 @@ async fn latency(
             };
             let streaming = tokio::spawn(half.stream(claim()?, args.in_flight, end));
             (first, samples) = first.small(source, end).await?;
-            first.stream = streaming.await??.0.stream;
+            let half;
+            (half, bytes) = streaming.await??;
+            first.stream = half.stream;
         }
         Beside::Other => {
             second.ask(STREAM, args.open(), args.open(), blocks).await?;
             let streaming = tokio::spawn(second.stream(claim()?, args.in_flight, end));
             (first, samples) = first.small(source, end).await?;
-            second = streaming.await??.0;
+            (second, bytes) = streaming.await??;
             second.stop().await?;
         }
     }
     first.stop().await?;
     lanes.insert(0, second);
     lanes.insert(0, first);
-    Ok((lanes, samples))
+    Ok((lanes, samples, bytes))
+}
+
+/// What the rounds of small writes beside one thing have come to.
+#[derive(Default)]
+struct Small {
+    /// Of each round: its p50, p99 and p999.
+    quantiles: [Vec<f64>; 3],
+    stream: Vec<f64>,
+}
+
+const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)];
+
+impl Small {
+    fn add(&mut self, args: &Args, samples: &Samples, bytes: u64) {
+        for ((_, part), rounds) in QUANTILES.iter().zip(&mut self.quantiles) {
+            rounds.push(samples.quantile(*part) * 1e6);
+        }
+        self.stream.push(bytes as f64 / args.time().as_secs_f64() / 1e9);
+    }
+
+    fn print(&self, args: &Args, beside: Beside) {
+        let name = format!("many.{}.small.{}.{}", args.transport, args.mode.name(), beside.name());
+        for ((what, _), rounds) in QUANTILES.iter().zip(&self.quantiles) {
+            print_spread(&format!("{name}.{what}"), rounds.iter().copied(), "us");
+        }
+        if beside != Beside::Idle {
+            print_spread(&format!("{name}.stream"), self.stream.iter().copied(), "GB/s");
+        }
+    }
 }
 
 /// What the rounds of streams have come to.
@@ -272,8 +310,8 @@ impl Shares {
         let name = |what: &str| format!("many.{transport}.{channels}.{what}");
         print_spread(&name("total"), self.total.iter().copied(), "GB/s");
         let ratios = self.total.iter().zip(&self.one).map(|(total, one)| total / one);
-        print_spread(&name("total_to_one"), ratios, "");
-        print_spread(&name("least_to_fair"), self.least.iter().copied(), "");
+        print_spread(&name("total_to_one"), ratios, "times");
+        print_spread(&name("least_to_fair"), self.least.iter().copied(), "times");
     }
 }
 
