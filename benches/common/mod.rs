@@ -125,4 +125,10 @@ impl Samples {
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
+
+    /// Prints the median times `scale` as a result, and the least and the greatest as a remark.
+    pub fn spread(&self, name: &str, scale: f64, unit: &str) {
+        println!("# {name} from {:.3} to {:.3}", self.quantile(0.0) * scale, self.quantile(1.0) * scale);
+        line(name, self.median() * scale, unit);
+    }
 }

@@ -8,7 +8,7 @@ use landfall::kv::{Blocks, Grant, KvChannel, KvPool, Write, WriteRequest};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::common::{Error, Peer, Samples, line};
+use crate::common::{Error, Peer, Samples};
 use crate::far::{Ask, STOP};
 use crate::{Args, SMALL, What, endpoint};
 
@@ -260,9 +260,9 @@ async fn latency(
 /// What the rounds of small writes beside one thing have come to.
 #[derive(Default)]
 struct Small {
-    /// Of each round: its p50, p99 and p999.
-    quantiles: [Vec<f64>; 3],
-    stream: Vec<f64>,
+    /// Of each round: its p50, p99 and p999, in seconds; and what the stream beside them has landed, in bytes a second.
+    quantiles: [Samples; 3],
+    stream: Samples,
 }
 
 const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)];
@@ -270,18 +270,18 @@ const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p999", 0.999
 impl Small {
     fn add(&mut self, args: &Args, samples: &Samples, bytes: u64) {
         for ((_, part), rounds) in QUANTILES.iter().zip(&mut self.quantiles) {
-            rounds.push(samples.quantile(*part) * 1e6);
+            rounds.push(samples.quantile(*part));
         }
-        self.stream.push(bytes as f64 / args.time().as_secs_f64() / 1e9);
+        self.stream.push(bytes as f64 / args.time().as_secs_f64());
     }
 
     fn print(&self, args: &Args, beside: Beside) {
         let name = format!("many.{}.small.{}.{}", args.transport, args.mode.name(), beside.name());
         for ((what, _), rounds) in QUANTILES.iter().zip(&self.quantiles) {
-            print_spread(&format!("{name}.{what}"), rounds.iter().copied(), "us");
+            rounds.spread(&format!("{name}.{what}"), 1e6, "us");
         }
         if beside != Beside::Idle {
-            print_spread(&format!("{name}.stream"), self.stream.iter().copied(), "GB/s");
+            self.stream.spread(&format!("{name}.stream"), 1e-9, "GB/s");
         }
     }
 }
@@ -289,36 +289,29 @@ impl Small {
 /// What the rounds of streams have come to.
 #[derive(Default)]
 struct Shares {
-    one: Vec<f64>,
-    total: Vec<f64>,
-    least: Vec<f64>,
+    one: Samples,
+    total: Samples,
+    total_to_one: Samples,
+    least_to_fair: Samples,
 }
 
 impl Shares {
     fn add(&mut self, args: &Args, one: &[u64], all: &[u64]) {
-        let rate = |bytes: u64| bytes as f64 / args.time().as_secs_f64() / 1e9;
-        let total: u64 = all.iter().sum();
-        self.one.push(rate(one.iter().sum()));
+        let rate = |bytes: u64| bytes as f64 / args.time().as_secs_f64();
+        let (total, one): (u64, u64) = (all.iter().sum(), one.iter().sum());
+        self.one.push(rate(one));
         self.total.push(rate(total));
+        self.total_to_one.push(total as f64 / one as f64);
         let least = all.iter().min().copied().unwrap_or(0);
-        self.least.push(least as f64 * all.len() as f64 / total as f64);
+        self.least_to_fair.push(least as f64 * all.len() as f64 / total as f64);
     }
 
     fn print(&self, args: &Args) {
         let (transport, channels) = (args.transport, args.channels);
-        print_spread(&format!("many.{transport}.one"), self.one.iter().copied(), "GB/s");
+        self.one.spread(&format!("many.{transport}.one"), 1e-9, "GB/s");
         let name = |what: &str| format!("many.{transport}.{channels}.{what}");
-        print_spread(&name("total"), self.total.iter().copied(), "GB/s");
-        let ratios = self.total.iter().zip(&self.one).map(|(total, one)| total / one);
-        print_spread(&name("total_to_one"), ratios, "times");
-        print_spread(&name("least_to_fair"), self.least.iter().copied(), "times");
+        self.total.spread(&name("total"), 1e-9, "GB/s");
+        self.total_to_one.spread(&name("total_to_one"), 1.0, "times");
+        self.least_to_fair.spread(&name("least_to_fair"), 1.0, "times");
     }
-}
-
-/// The median as a result, the spread as a remark.
-fn print_spread(name: &str, rounds: impl Iterator<Item = f64>, unit: &str) {
-    let mut samples = Samples::default();
-    rounds.for_each(|value| samples.push(value));
-    println!("# {name} from {:.3} to {:.3}", samples.quantile(0.0), samples.quantile(1.0));
-    line(name, samples.median(), unit);
 }

@@ -103,16 +103,16 @@ impl Series {
 
     fn print(&self) {
         let name = |what: &str| format!("rails.{}.{what}", self.case.name);
-        line(&name("landed"), self.landed.median() / 1e9, "GB/s");
+        self.landed.spread(&name("landed"), 1e-9, "GB/s");
         if self.case.slower.len() > 1 {
-            line(&name("of_rails"), self.of_rails.median(), "times");
+            self.of_rails.spread(&name("of_rails"), 1.0, "times");
             let all: u64 = self.carried.iter().sum();
             for (rail, carried) in self.carried.iter().enumerate() {
                 line(&name(&format!("share.{rail}")), 100.0 * *carried as f64 / all as f64, "%");
             }
         }
         for (mib, samples) in self.case.small.iter().zip(&self.small) {
-            line(&name(&format!("{mib}MiB.landed_ms")), samples.median() * 1e3, "ms");
+            samples.spread(&name(&format!("{mib}MiB.landed_ms")), 1e3, "ms");
         }
     }
 }
@@ -171,7 +171,6 @@ impl Cut {
     async fn round(&mut self, alone: f64) -> Result<(), Error> {
         let undisturbed = self.lane.write(self.large).await?;
         let half = Duration::from_secs_f64(undisturbed / 2.0);
-        // The second one is cut: the channel's first rail is like any other, but this is not what is measured.
         let link = self.lane.devices.last().and_then(Device::soft_link).ok_or("a soft device has a link")?;
         let failures = self.failures();
         let cut = async {
@@ -205,9 +204,9 @@ impl Cut {
     }
 
     fn print(&self) {
-        line("rails.cut.undisturbed_ms", self.undisturbed.median() * 1e3, "ms");
-        line("rails.cut.landed_ms", self.landed.median() * 1e3, "ms");
-        line("rails.cut.of_least", self.of_least.median(), "times");
-        line("rails.cut.back_ms", self.back.median() * 1e3, "ms");
+        self.undisturbed.spread("rails.cut.undisturbed_ms", 1e3, "ms");
+        self.landed.spread("rails.cut.landed_ms", 1e3, "ms");
+        self.of_least.spread("rails.cut.of_least", 1.0, "times");
+        self.back.spread("rails.cut.back_ms", 1e3, "ms");
     }
 }
