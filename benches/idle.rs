@@ -14,7 +14,7 @@ use landfall::device::{Device, SoftConfig, SoftTransport};
 use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvPool, Layout};
 use tokio::task::JoinSet;
 
-use common::{Error, Peer, line};
+use common::{Error, Options, Peer, line};
 
 const USAGE: &str = "\
 cargo bench --bench idle -- [OPTIONS]
@@ -38,46 +38,25 @@ struct Args {
     far: bool,
 }
 
-fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
+fn parse(options: &mut Options) -> Result<Args, String> {
     let mut args = Args { transport: None, channels: None, seconds: 10.0, far: false };
-    // Cargo says `--bench` when it measures. Without it, it is enough that everything works.
-    let mut measures = false;
-    while let Some(word) = words.next() {
-        let (flag, inline) = match word.split_once('=') {
-            Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
-            None => (word, None),
-        };
-        let mut value = || inline.clone().or_else(|| words.next()).ok_or(format!("{flag} needs a value"));
-        let wrong = |e: &dyn std::fmt::Display| format!("{flag}: {e}");
+    while let Some(flag) = options.flag()? {
         match flag.as_str() {
-            "--bench" => measures = true,
-            "--help" | "-h" => return Ok(None),
             "--far" => args.far = true,
-            "--transport" => args.transport = Some(value()?.parse().map_err(|e| wrong(&e))?),
-            "--channels" => args.channels = Some(value()?.parse().map_err(|e| wrong(&e))?),
-            "--seconds" => args.seconds = value()?.parse().map_err(|e| wrong(&e))?,
-            _ => return Err(format!("{flag}: no such option; see --help")),
+            "--transport" => args.transport = Some(options.value()?),
+            "--channels" => args.channels = Some(options.value()?),
+            "--seconds" => args.seconds = options.value()?,
+            _ => return Err(options.unknown()),
         }
     }
-    if !measures && !args.far {
+    if !options.measures() && !args.far {
         (args.channels, args.seconds) = (Some(8), 0.1);
     }
-    Ok(Some(args))
+    Ok(args)
 }
 
 fn main() -> ExitCode {
-    let args = match parse(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Err(why) => {
-            eprintln!("idle: {why}");
-            return ExitCode::from(2);
-        }
-    };
-    let run = || -> Result<(), Error> {
+    common::program("idle", USAGE, parse, |args| {
         common::allow_descriptors()?;
         let transports = args.transport.map_or(vec![SoftTransport::Tcp, SoftTransport::Shm], |t| vec![t]);
         for transport in transports {
@@ -88,14 +67,7 @@ fn main() -> ExitCode {
             }
         }
         Ok(())
-    };
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("idle: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 /// What this process has.

@@ -4,6 +4,7 @@
 #
 # FILE asks for rows, one a line; a row whose names were not measured is left out:
 #   ratio|what|asked for|NAME|OTHER      NAME / OTHER of each round
+#   factor|what|asked for|NAME|OTHER|NAME|OTHER      how many times the first ratio is the second
 #   figure|what|asked for|NAME
 
 # The n values under key k, in order.
@@ -28,6 +29,13 @@ function ratio(what, asked, a, b,    r, k) {
   for (r = 1; r <= rounds; r++) if ((a, r) in by && (b, r) in by && by[b, r] > 0) add(k, by[a, r] / by[b, r])
   row(what, asked, k)
 }
+function has(a, r) { return (a, r) in by && by[a, r] > 0 }
+function factor(what, asked, a, b, c, d,    r, k) {
+  k = "factor " what
+  for (r = 1; r <= rounds; r++)
+    if (has(a, r) && has(b, r) && has(c, r) && has(d, r)) add(k, by[a, r] / by[b, r] / (by[c, r] / by[d, r]))
+  row(what, asked, k)
+}
 FNR == 1 { rounds++ }
 /^#/ || NF != 3 || $2 !~ /^[0-9.]+$/ { next }
 {
@@ -40,6 +48,7 @@ END {
   while ((getline wanted < spec) > 0) {
     split(wanted, field, "|")
     if (field[1] == "ratio") ratio(field[2], field[3], field[4], field[5])
+    if (field[1] == "factor") factor(field[2], field[3], field[4], field[5], field[6], field[7])
     if (field[1] == "figure") row(field[2], field[3], field[4])
   }
   print "\n| | median | least | most | n | unit |\n|---|---|---|---|---|---|"

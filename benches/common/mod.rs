@@ -1,8 +1,14 @@
-//! What the bench programs share: pinning, output lines, the peer process. No measuring in here.
+//! What the bench programs share: the command line, pinning, output lines, the peer process. No measuring in here.
 #![allow(dead_code)] // Each bench program uses its part.
+#![allow(unused_imports)] // So it is with what is named here.
+
+#[path = "options.rs"]
+mod options;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+
+pub use options::{Mode, Options, program};
 
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -24,6 +30,11 @@ pub fn pin(cpu: usize) -> Result<(), Error> {
         return Err(format!("pinning to cpu {cpu}: {why}; use --no-pin where there is no such cpu").into());
     }
     Ok(())
+}
+
+/// Pins this process as one of the two, unless `--no-pin` was given.
+pub fn pin_as(far: bool, pin: bool) -> Result<(), Error> {
+    if pin { self::pin(if far { RECEIVER_CPU } else { INITIATOR_CPU }) } else { Ok(()) }
 }
 
 /// As many descriptors as the system lets this process have.
@@ -113,5 +124,11 @@ impl Samples {
 
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
+    }
+
+    /// Prints the median times `scale` as a result, and the least and the greatest as a remark.
+    pub fn spread(&self, name: &str, scale: f64, unit: &str) {
+        println!("# {name} from {:.3} to {:.3}", self.quantile(0.0) * scale, self.quantile(1.0) * scale);
+        line(name, self.median() * scale, unit);
     }
 }

@@ -1,8 +1,9 @@
 //! Options of the `landed` bench.
 
-use std::time::Duration;
-
 use landfall::device::{Profile, SoftTransport};
+
+pub use crate::common::Mode;
+use crate::common::Options;
 
 pub const USAGE: &str = "\
 cargo bench --bench landed -- [OPTIONS]
@@ -18,31 +19,6 @@ cargo bench --bench landed -- [OPTIONS]
   --no-pin         do not pin the receiver to cpu 0 and the initiator to cpu 1
   --quick          one repetition of the short cases: shows that everything works, measures nothing
 ";
-
-/// How the two ends wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// They sleep until the kernel wakes them.
-    Event,
-    /// They poll for longer than any case takes.
-    Spin,
-}
-
-impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Event => "event",
-            Self::Spin => "spin",
-        }
-    }
-
-    pub fn budget(self) -> Duration {
-        match self {
-            Self::Event => Duration::ZERO,
-            Self::Spin => Duration::from_secs(5),
-        }
-    }
-}
 
 /// Which of the processes this is.
 #[derive(Debug)]
@@ -104,8 +80,7 @@ impl Args {
     }
 }
 
-/// `None`: help was asked for.
-pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
+pub fn parse(options: &mut Options) -> Result<Args, String> {
     let mut out = Args {
         side: Side::Initiator,
         port: 0,
@@ -117,47 +92,24 @@ pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Args>, String>
         device: None,
         qps: 1,
         pin: true,
-        quick: false,
+        quick: !options.measures(),
     };
-    // Cargo says `--bench` when it measures. `cargo test --benches` does not: then it is enough that everything works.
-    let mut measures = false;
-    let mut args = args;
-    while let Some(arg) = args.next() {
-        let (flag, inline) = match arg.split_once('=') {
-            Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
-            None => (arg, None),
-        };
-        let mut value =
-            || inline.clone().or_else(|| args.next()).ok_or(format!("{flag} needs a value; see --help"));
+    while let Some(flag) = options.flag()? {
         match flag.as_str() {
-            "--bench" => measures = true,
-            "--help" | "-h" => return Ok(None),
-            "--only" => out.only = Some(value()?),
-            "--mode" => {
-                out.mode = Some(match value()?.as_str() {
-                    "event" => Mode::Event,
-                    "spin" => Mode::Spin,
-                    other => return Err(format!("--mode {other}: event or spin")),
-                });
-            }
-            "--reps" => out.reps = Some(number(&flag, &value()?, 1, 1_000_000)?),
-            "--qps" => out.qps = number(&flag, &value()?, 1, 64)?,
-            "--profile" => out.profile = value()?.parse().map_err(|e| format!("{e}"))?,
-            "--transport" => out.transport = value()?.parse().map_err(|e| format!("--transport: {e}"))?,
-            "--device" => out.device = Some(value()?),
+            "--only" => out.only = Some(options.value()?),
+            "--mode" => out.mode = Some(options.value()?),
+            "--reps" => out.reps = Some(options.number(1, 1_000_000)?),
+            "--qps" => out.qps = options.number(1, 64)?,
+            "--profile" => out.profile = options.value()?,
+            "--transport" => out.transport = options.value()?,
+            "--device" => out.device = Some(options.value()?),
             "--no-pin" => out.pin = false,
             "--quick" => out.quick = true,
-            "--receiver" => out.side = Side::Receiver(value()?),
-            "--floor" => out.side = Side::Floor(value()?),
-            "--port" => out.port = number(&flag, &value()?, 1, 65_535)? as u16,
-            other => return Err(format!("{other}: no such option; see --help")),
+            "--receiver" => out.side = Side::Receiver(options.value()?),
+            "--floor" => out.side = Side::Floor(options.value()?),
+            "--port" => out.port = options.number(1, 65_535)?,
+            _ => return Err(options.unknown()),
         }
     }
-    out.quick |= !measures;
-    Ok(Some(out))
-}
-
-fn number(flag: &str, text: &str, least: usize, most: usize) -> Result<usize, String> {
-    let n = text.parse().ok().filter(|n| (least..=most).contains(n));
-    n.ok_or(format!("{flag} {text}: a number from {least} to {most}"))
+    Ok(out)
 }

@@ -27,29 +27,11 @@ use cases::{CASES, Case};
 use common::{Error, INITIATOR_CPU, RECEIVER_CPU};
 
 fn main() -> ExitCode {
-    let args = match args::parse(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{}", args::USAGE);
-            return ExitCode::SUCCESS;
-        }
-        Err(why) => {
-            eprintln!("landed: {why}");
-            return ExitCode::from(2);
-        }
-    };
-    let done = match &args.side {
+    common::program("landed", args::USAGE, args::parse, |args| match &args.side {
         Side::Initiator => initiate(&args),
         Side::Receiver(name) => receive(&args, name),
         Side::Floor(name) => floors::peer(&args, name),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("landed: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }
 
 fn initiate(args: &Args) -> Result<(), Error> {

@@ -36,7 +36,7 @@ impl Ask {
 }
 
 pub async fn serve(args: &Args) -> Result<(), Error> {
-    let mut listener = endpoint(&args.pool().await?)?.listen(([127, 0, 0, 1], 0).into()).await?;
+    let mut listener = endpoint(&args.pool().await?, args.mode)?.listen(([127, 0, 0, 1], 0).into()).await?;
     println!("{}", listener.local_addr());
     std::io::stdout().flush()?;
     let mut serving = tokio::task::JoinSet::new();
@@ -114,14 +114,16 @@ impl Granter {
         self.grant(kind).await
     }
 
-    /// The near process has no write under way: what is open, nobody will use.
+    /// The near process has no write under way: what is open has arrived, or nobody will use it.
     async fn stop(&mut self) -> Result<(), Error> {
         for (_, of_kind) in self.kinds.drain() {
-            for grant in of_kind.open.into_values() {
-                self.channel.revoke(&grant);
+            for grant in of_kind.open.values() {
+                self.channel.revoke(grant);
+            }
+            for _ in of_kind.open {
                 match self.channel.next_arrival().await {
-                    Err(ArrivalError::Aborted { .. }) => {}
-                    other => return Err(format!("a grant was taken back: {other:?}").into()),
+                    Ok(_) | Err(ArrivalError::Aborted { .. }) => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
         }

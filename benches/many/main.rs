@@ -3,10 +3,12 @@
 //! ```text
 //!   many.TRANSPORT.one                     GB/s   a stream of landed writes on one channel
 //!   many.TRANSPORT.CHANNELS.total          GB/s   the same on all channels at once, in turn with that
-//!   many.TRANSPORT.CHANNELS.total_to_one          their ratio
-//!   many.TRANSPORT.CHANNELS.least_to_fair         the least of the channels over a CHANNELS-th of the total
-//!   many.TRANSPORT.small.BESIDE.QUANTITY   us     a landed write of 4 KiB, one after the other: p50, p99, p999
+//!   many.TRANSPORT.CHANNELS.total_to_one   times  their ratio
+//!   many.TRANSPORT.CHANNELS.least_to_fair  times  the least of the channels over a CHANNELS-th of the total
+//!   many.TRANSPORT.small.MODE.BESIDE.QUANTITY     a landed write of 4 KiB, one after the other: p50, p99, p999 in us
+//!     MODE     event or spin: how the two ends wait
 //!     BESIDE   idle; same (a stream on the same channel); other (a stream on another channel)
+//!   many.TRANSPORT.small.MODE.BESIDE.stream  GB/s what the stream has landed meanwhile
 //! ```
 //!
 //! Two processes: `far` has one endpoint and is written to, `near` has an endpoint for each channel, since between two endpoints
@@ -24,7 +26,7 @@ use std::time::Duration;
 use landfall::device::{Device, Profile, SoftConfig, SoftTransport};
 use landfall::kv::{KvConfig, KvEndpoint, KvPool, Layout};
 
-use common::{Error, INITIATOR_CPU, RECEIVER_CPU};
+use common::{Error, Mode, Options};
 
 const USAGE: &str = "\
 cargo bench --bench many -- [OPTIONS]
@@ -37,6 +39,8 @@ cargo bench --bench many -- [OPTIONS]
   --rounds N         of all measurements (default 5)
   --transport NAME   tcp, shm or auto (default tcp)
   --profile NAME     profile of the soft device (default: default)
+  --only NAME        streams (of one channel and of all) or small (the small writes; two channels do); both without it
+  --mode MODE        how the two ends wait: event or spin (default event)
   --no-pin           do not pin the far process to cpu 0 and the near one to cpu 1
 ";
 
@@ -44,6 +48,25 @@ cargo bench --bench many -- [OPTIONS]
 const BLOCK: u64 = 4 << 10;
 /// Blocks for small writes, beside those of the streams.
 const SMALL: u32 = 64;
+
+/// One of the two things that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Streams,
+    Small,
+}
+
+impl std::str::FromStr for What {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "streams" => Ok(Self::Streams),
+            "small" => Ok(Self::Small),
+            _ => Err("streams or small"),
+        }
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Args {
@@ -55,13 +78,15 @@ struct Args {
     rounds: usize,
     transport: SoftTransport,
     profile: Profile,
+    only: Option<What>,
+    mode: Mode,
     pin: bool,
     /// The far process.
     far: bool,
 }
 
 impl Args {
-    fn parse(mut words: impl Iterator<Item = String>) -> Result<Option<Self>, String> {
+    fn parse(options: &mut Options) -> Result<Self, String> {
         let mut args = Self {
             channels: 100,
             size: 1 << 20,
@@ -71,47 +96,41 @@ impl Args {
             rounds: 5,
             transport: SoftTransport::Tcp,
             profile: Profile::Default,
+            only: None,
+            mode: Mode::Event,
             pin: true,
             far: false,
         };
-        // Cargo says `--bench` when it measures. Without it, it is enough that everything works.
-        let mut measures = false;
-        while let Some(word) = words.next() {
-            let (flag, inline) = match word.split_once('=') {
-                Some((flag, value)) => (flag.to_owned(), Some(value.to_owned())),
-                None => (word, None),
-            };
-            let mut value = || inline.clone().or_else(|| words.next()).ok_or(format!("{flag} needs a value"));
-            let wrong = |e: &dyn std::fmt::Display| format!("{flag}: {e}");
+        while let Some(flag) = options.flag()? {
             match flag.as_str() {
-                "--bench" => measures = true,
-                "--help" | "-h" => return Ok(None),
                 "--far" => args.far = true,
                 "--no-pin" => args.pin = false,
-                "--channels" => args.channels = value()?.parse().map_err(|e| wrong(&e))?,
-                "--size" => args.size = value()?.parse().map_err(|e| wrong(&e))?,
-                "--stream" => args.stream = value()?.parse().map_err(|e| wrong(&e))?,
-                "--in-flight" => args.in_flight = value()?.parse().map_err(|e| wrong(&e))?,
-                "--seconds" => args.seconds = value()?.parse().map_err(|e| wrong(&e))?,
-                "--rounds" => args.rounds = value()?.parse().map_err(|e| wrong(&e))?,
-                "--transport" => args.transport = value()?.parse().map_err(|e| wrong(&e))?,
-                "--profile" => args.profile = value()?.parse().map_err(|e| wrong(&e))?,
-                _ => return Err(format!("{flag}: no such option; see --help")),
+                "--channels" => args.channels = options.number(2, 10_000)?,
+                "--size" => args.size = options.value()?,
+                "--stream" => args.stream = options.value()?,
+                "--in-flight" => args.in_flight = options.number(1, 1000)?,
+                "--seconds" => args.seconds = options.number(0.01, 3600.0)?,
+                "--rounds" => args.rounds = options.number(1, 1000)?,
+                "--transport" => args.transport = options.value()?,
+                "--profile" => args.profile = options.value()?,
+                "--only" => args.only = Some(options.value()?),
+                "--mode" => args.mode = options.value()?,
+                _ => return Err(options.unknown()),
             }
         }
-        if !measures && !args.far {
+        if !options.measures() && !args.far {
             (args.channels, args.size, args.stream) = (4, 64 << 10, 256 << 10);
             (args.seconds, args.rounds, args.pin) = (0.1, 1, false);
+        }
+        if args.only == Some(What::Small) && !args.far {
+            args.channels = 2;
         }
         for (what, bytes) in [("--size", args.size), ("--stream", args.stream)] {
             if bytes == 0 || bytes % BLOCK != 0 || bytes / BLOCK > u64::from(u32::MAX >> 8) {
                 return Err(format!("{what} {bytes}: a multiple of {BLOCK} is wanted"));
             }
         }
-        if args.channels < 2 || args.in_flight == 0 || args.rounds == 0 {
-            return Err("two channels, one write in flight and one round are the least".to_owned());
-        }
-        Ok(Some(args))
+        Ok(args)
     }
 
     /// As the far process is told.
@@ -124,6 +143,7 @@ impl Args {
             format!("--in-flight={}", self.in_flight),
             format!("--transport={}", self.transport),
             format!("--profile={}", self.profile),
+            format!("--mode={}", self.mode.name()),
         ];
         if !self.pin {
             words.push("--no-pin".to_owned());
@@ -159,38 +179,19 @@ impl Args {
     }
 }
 
-fn endpoint(pool: &KvPool) -> Result<KvEndpoint, Error> {
-    Ok(KvEndpoint::new(pool.clone(), KvConfig::default().connect_timeout(Duration::from_secs(60)))?)
+fn endpoint(pool: &KvPool, mode: Mode) -> Result<KvEndpoint, Error> {
+    let config = KvConfig::default().spin(mode.budget()).connect_timeout(Duration::from_secs(60));
+    Ok(KvEndpoint::new(pool.clone(), config)?)
 }
 
 fn main() -> ExitCode {
-    let args = match Args::parse(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
-            print!("{USAGE}");
-            return ExitCode::SUCCESS;
-        }
-        Err(why) => {
-            eprintln!("many: {why}");
-            return ExitCode::from(2);
-        }
-    };
-    let run = || -> Result<(), Error> {
+    common::program("many", USAGE, Args::parse, |args| {
         common::allow_descriptors()?;
-        if args.pin {
-            common::pin(if args.far { RECEIVER_CPU } else { INITIATOR_CPU })?;
-        }
+        common::pin_as(args.far, args.pin)?;
         let runtime = common::runtime()?;
         match args.far {
             true => runtime.block_on(far::serve(&args)),
             false => runtime.block_on(near::measure(&args)),
         }
-    };
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("many: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    })
 }

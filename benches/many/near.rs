@@ -8,9 +8,9 @@ use landfall::kv::{Blocks, Grant, KvChannel, KvPool, Write, WriteRequest};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::common::{Error, Peer, Samples, line};
+use crate::common::{Error, Peer, Samples};
 use crate::far::{Ask, STOP};
-use crate::{Args, SMALL, endpoint};
+use crate::{Args, SMALL, What, endpoint};
 
 /// Tags of a stream's writes, and of small ones.
 const STREAM: u8 = 1;
@@ -112,7 +112,7 @@ pub async fn measure(args: &Args) -> Result<(), Error> {
     let pool = args.pool().await?;
     let mut dialling = JoinSet::new();
     for _ in 0..args.channels {
-        let (endpoint, to) = (endpoint(&pool)?, peer.hello.trim().to_owned());
+        let (endpoint, to) = (endpoint(&pool, args.mode)?, peer.hello.trim().to_owned());
         dialling.spawn(async move { endpoint.connect(to).await });
     }
     let mut lanes = Vec::with_capacity(args.channels);
@@ -122,25 +122,29 @@ pub async fn measure(args: &Args) -> Result<(), Error> {
     println!("# {}", lanes[0].channel.path());
 
     let mut shares = Shares::default();
-    let mut small: [Vec<Samples>; 3] = Default::default();
+    let mut small: [Small; 3] = Default::default();
     for round in 0..args.rounds {
-        let (one, all);
-        (lanes, one) = streams(args, &pool, lanes, true).await?;
-        (lanes, all) = streams(args, &pool, lanes, false).await?;
-        shares.add(args, &one, &all);
-        for beside in [Beside::Idle, Beside::Same, Beside::Other] {
-            let (back, samples) = latency(args, &pool, lanes, beside).await?;
-            lanes = back;
-            small[beside as usize].push(samples);
+        if args.only != Some(What::Small) {
+            let (one, all);
+            (lanes, one) = streams(args, &pool, lanes, true).await?;
+            (lanes, all) = streams(args, &pool, lanes, false).await?;
+            shares.add(args, &one, &all);
+        }
+        if args.only != Some(What::Streams) {
+            for beside in BESIDE {
+                let (samples, bytes);
+                (lanes, samples, bytes) = latency(args, &pool, lanes, beside).await?;
+                small[beside as usize].add(args, &samples, bytes);
+            }
         }
         eprintln!("many: round {} of {}", round + 1, args.rounds);
     }
-    shares.print(args);
-    for beside in [Beside::Idle, Beside::Same, Beside::Other] {
-        for (what, part) in [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)] {
-            let rounds = small[beside as usize].iter().map(|samples| samples.quantile(part) * 1e6);
-            let name = format!("many.{}.small.{}.{what}", args.transport, beside.name());
-            print_spread(&name, rounds, "us");
+    if args.only != Some(What::Small) {
+        shares.print(args);
+    }
+    if args.only != Some(What::Streams) {
+        for beside in BESIDE {
+            small[beside as usize].print(args, beside);
         }
     }
     for lane in &lanes {
@@ -183,7 +187,9 @@ async fn streams(
     Ok((back, bytes))
 }
 
-#[derive(Clone, Copy)]
+const BESIDE: [Beside; 3] = [Beside::Idle, Beside::Same, Beside::Other];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Idle,
     Same,
@@ -200,13 +206,13 @@ impl Beside {
     }
 }
 
-/// Small writes on the first channel, beside a stream or nothing.
+/// Small writes on the first channel, beside a stream or nothing, and what the stream has landed.
 async fn latency(
     args: &Args,
     pool: &KvPool,
     mut lanes: Vec<Lane>,
     beside: Beside,
-) -> Result<(Vec<Lane>, Samples), Error> {
+) -> Result<(Vec<Lane>, Samples, u64), Error> {
     let (mut first, mut second) = (lanes.remove(0), lanes.remove(0));
     let blocks = Args::blocks_of(args.stream);
     let source = Arc::new(pool.try_alloc(1)?);
@@ -217,6 +223,7 @@ async fn latency(
         Ok(claims.collect::<Result<_, _>>()?)
     };
     let samples;
+    let mut bytes = 0;
     match beside {
         Beside::Idle => (first, samples) = first.small(source, end).await?,
         Beside::Same => {
@@ -232,55 +239,79 @@ async fn latency(
             };
             let streaming = tokio::spawn(half.stream(claim()?, args.in_flight, end));
             (first, samples) = first.small(source, end).await?;
-            first.stream = streaming.await??.0.stream;
+            let half;
+            (half, bytes) = streaming.await??;
+            first.stream = half.stream;
         }
         Beside::Other => {
             second.ask(STREAM, args.open(), args.open(), blocks).await?;
             let streaming = tokio::spawn(second.stream(claim()?, args.in_flight, end));
             (first, samples) = first.small(source, end).await?;
-            second = streaming.await??.0;
+            (second, bytes) = streaming.await??;
             second.stop().await?;
         }
     }
     first.stop().await?;
     lanes.insert(0, second);
     lanes.insert(0, first);
-    Ok((lanes, samples))
+    Ok((lanes, samples, bytes))
+}
+
+/// What the rounds of small writes beside one thing have come to.
+#[derive(Default)]
+struct Small {
+    /// Of each round: its p50, p99 and p999, in seconds; and what the stream beside them has landed, in bytes a second.
+    quantiles: [Samples; 3],
+    stream: Samples,
+}
+
+const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p999", 0.999)];
+
+impl Small {
+    fn add(&mut self, args: &Args, samples: &Samples, bytes: u64) {
+        for ((_, part), rounds) in QUANTILES.iter().zip(&mut self.quantiles) {
+            rounds.push(samples.quantile(*part));
+        }
+        self.stream.push(bytes as f64 / args.time().as_secs_f64());
+    }
+
+    fn print(&self, args: &Args, beside: Beside) {
+        let name = format!("many.{}.small.{}.{}", args.transport, args.mode.name(), beside.name());
+        for ((what, _), rounds) in QUANTILES.iter().zip(&self.quantiles) {
+            rounds.spread(&format!("{name}.{what}"), 1e6, "us");
+        }
+        if beside != Beside::Idle {
+            self.stream.spread(&format!("{name}.stream"), 1e-9, "GB/s");
+        }
+    }
 }
 
 /// What the rounds of streams have come to.
 #[derive(Default)]
 struct Shares {
-    one: Vec<f64>,
-    total: Vec<f64>,
-    least: Vec<f64>,
+    one: Samples,
+    total: Samples,
+    total_to_one: Samples,
+    least_to_fair: Samples,
 }
 
 impl Shares {
     fn add(&mut self, args: &Args, one: &[u64], all: &[u64]) {
-        let rate = |bytes: u64| bytes as f64 / args.time().as_secs_f64() / 1e9;
-        let total: u64 = all.iter().sum();
-        self.one.push(rate(one.iter().sum()));
+        let rate = |bytes: u64| bytes as f64 / args.time().as_secs_f64();
+        let (total, one): (u64, u64) = (all.iter().sum(), one.iter().sum());
+        self.one.push(rate(one));
         self.total.push(rate(total));
+        self.total_to_one.push(total as f64 / one as f64);
         let least = all.iter().min().copied().unwrap_or(0);
-        self.least.push(least as f64 * all.len() as f64 / total as f64);
+        self.least_to_fair.push(least as f64 * all.len() as f64 / total as f64);
     }
 
     fn print(&self, args: &Args) {
         let (transport, channels) = (args.transport, args.channels);
-        print_spread(&format!("many.{transport}.one"), self.one.iter().copied(), "GB/s");
+        self.one.spread(&format!("many.{transport}.one"), 1e-9, "GB/s");
         let name = |what: &str| format!("many.{transport}.{channels}.{what}");
-        print_spread(&name("total"), self.total.iter().copied(), "GB/s");
-        let ratios = self.total.iter().zip(&self.one).map(|(total, one)| total / one);
-        print_spread(&name("total_to_one"), ratios, "");
-        print_spread(&name("least_to_fair"), self.least.iter().copied(), "");
+        self.total.spread(&name("total"), 1e-9, "GB/s");
+        self.total_to_one.spread(&name("total_to_one"), 1.0, "times");
+        self.least_to_fair.spread(&name("least_to_fair"), 1.0, "times");
     }
-}
-
-/// The median as a result, the spread as a remark.
-fn print_spread(name: &str, rounds: impl Iterator<Item = f64>, unit: &str) {
-    let mut samples = Samples::default();
-    rounds.for_each(|value| samples.push(value));
-    println!("# {name} from {:.3} to {:.3}", samples.quantile(0.0), samples.quantile(1.0));
-    line(name, samples.median(), unit);
 }

@@ -22,7 +22,7 @@ mod link;
 use std::process::ExitCode;
 
 use case::{Case, Op};
-use common::{Error, INITIATOR_CPU, Peer, RECEIVER_CPU};
+use common::{Error, INITIATOR_CPU, Options, Peer, RECEIVER_CPU};
 use landfall::device::Device;
 use link::{Control, Link};
 
@@ -37,60 +37,45 @@ A case is OPERATION:BYTES:QPS:MODE:ITERATIONS[:DEPTH], for instance write_bw:655
 
 /// The command line.
 struct Args {
-    device: String,
+    device: Option<String>,
     cases: Vec<Case>,
     responder: bool,
 }
 
 fn main() -> ExitCode {
-    let args = match parse(std::env::args().skip(1)) {
-        Ok(Some(args)) => args,
-        Ok(None) => {
+    common::program("verbs", USAGE, parse, |args| match &args.device {
+        // Cargo starts every bench, and asks nothing of this one.
+        None => {
             print!("{USAGE}");
-            return ExitCode::SUCCESS;
+            Ok(())
         }
-        Err(why) => {
-            eprintln!("verbs: {why}");
-            return ExitCode::from(2);
-        }
-    };
-    let run = if args.responder { respond(&args) } else { initiate(&args) };
-    match run {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("verbs: {why}");
-            ExitCode::FAILURE
-        }
-    }
+        Some(device) if args.responder => respond(&args, device),
+        Some(device) => initiate(&args, device),
+    })
 }
 
-/// `None`: there is nothing to run. Cargo starts every bench with `--bench`, or with nothing when it only tries them.
-fn parse(args: impl Iterator<Item = String>) -> Result<Option<Args>, String> {
-    let (mut device, mut cases, mut responder) = (None, Vec::new(), false);
-    let mut args = args;
-    while let Some(arg) = args.next() {
-        match arg.as_str() {
-            "--bench" => {}
-            "--help" | "-h" => return Ok(None),
-            "--device" => device = Some(args.next().ok_or("--device needs a name")?),
-            "--responder" => responder = true,
-            case => cases.push(case.parse()?),
+fn parse(options: &mut Options) -> Result<Args, String> {
+    let mut args = Args { device: None, cases: Vec::new(), responder: false };
+    while let Some(flag) = options.flag()? {
+        match flag.as_str() {
+            "--device" => args.device = Some(options.value()?),
+            "--responder" => args.responder = true,
+            case => args.cases.push(case.parse()?),
         }
     }
-    match device {
-        Some(device) => Ok(Some(Args { device, cases, responder })),
-        None if cases.is_empty() => Ok(None),
-        None => Err("--device NAME says on which RDMA device".to_owned()),
+    if args.device.is_none() && !args.cases.is_empty() {
+        return Err("--device NAME says on which RDMA device".to_owned());
     }
+    Ok(args)
 }
 
-fn initiate(args: &Args) -> Result<(), Error> {
+fn initiate(args: &Args, device: &str) -> Result<(), Error> {
     common::pin(INITIATOR_CPU)?;
-    let again = ["--responder".to_owned(), "--device".to_owned(), args.device.clone()];
+    let again = ["--responder".to_owned(), "--device".to_owned(), device.to_owned()];
     let peer = Peer::start(again.into_iter().chain(args.cases.iter().map(Case::to_string)))?;
     common::runtime()?.block_on(async {
         let mut control = Control::dial(peer.hello.trim()).await?;
-        let device = Device::open(&args.device)?;
+        let device = Device::open(device)?;
         for case in &args.cases {
             let link = Link::new(&device, case, &mut control, true).await?;
             match case.op {
@@ -107,11 +92,11 @@ fn initiate(args: &Args) -> Result<(), Error> {
     peer.finish()
 }
 
-fn respond(args: &Args) -> Result<(), Error> {
+fn respond(args: &Args, device: &str) -> Result<(), Error> {
     common::pin(RECEIVER_CPU)?;
     common::runtime()?.block_on(async {
         let mut control = Control::accept().await?;
-        let device = Device::open(&args.device)?;
+        let device = Device::open(device)?;
         for case in &args.cases {
             let link = Link::new(&device, case, &mut control, false).await?;
             match case.op {
