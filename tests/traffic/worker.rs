@@ -1,50 +1,56 @@
-//! A process's part of a lap. Commands: `listen LIFE SEED QPS BOOTSTRAP ADDRESS DEVICE` and `dial` with the same, where DEVICE is a soft
-//! device as `LANDFALL_SOFT` has it or the name of an RDMA device; `stop` for the end of the lap. Lines out: `listening ADDRESS`,
-//! `linked` for each channel, `did OPERATION`, and what became of transfers (`landed TAG` and so on).
+//! A worker's part: it listens, or dials, until it has done its operations or is told to `stop`. Lines out: `listening ADDRESS`,
+//! `linked` for each channel, `rails LOST BACK` for each that has ended, `did OPERATION`, `step`, and what became of transfers
+//! (`landed TAG` and so on, see `said.rs`).
 
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use landfall::connect::ConnectError;
-use landfall::device::Device;
-use landfall::kv::{Bootstrap, KvConfig, KvEndpoint, KvPool, Layout};
 use tokio::task::{JoinHandle, LocalSet};
 
-use crate::arrivals::{GUARD, come_back, watch};
-use crate::content::{BLOCK_BYTES, BLOCKS, Rng, differs, fill};
-use crate::link::{Life, Link};
-use crate::node::PATIENCE;
-use crate::process::{Commands, bad, say};
+use super::arrivals::{come_back, watch};
+use super::content::{GUARD, Rng, differs, fill};
+use super::devices::{cut_and_mend, endpoint};
+use super::life::Life;
+use super::link::Link;
+use super::node::PATIENCE;
+use super::part::{Part, Role};
+use super::process::{Commands, bad, say};
 
-/// Blocks of a pool: what all operations of two channels hold at most, at both ends, and a third more.
-const POOL: u32 = 16 * BLOCKS;
 /// Blocks that are never granted.
 const GUARDED: u32 = 8;
 /// Before a dial that failed is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How often one dials who has so many operations to do, and no more.
+const DIALS: u32 = 4;
 
 /// Does what `line` says.
 pub async fn part(line: String, commands: &mut Commands) -> Result<(), String> {
-    let words: Vec<&str> = line.split(' ').collect();
-    let [role, life, seed, qps, bootstrap, address, device] = words[..] else {
-        return Err(format!("no command {line:?}"));
-    };
-    let number = |text: &str| text.parse::<u64>().map_err(|_| format!("command {line:?}"));
-    let endpoint = endpoint(device, life, number(qps)?, bootstrap).await?;
+    let part: Part = line.parse()?;
+    let (endpoint, mut links) = endpoint(&part).await?;
     let pool = endpoint.pool().clone();
-    let life = Rc::new(Life::new(endpoint, number(life)?, number(seed)?));
+    let life = Rc::new(Life::new(endpoint, part));
     let mut guarded = pool.try_alloc(GUARDED).map_err(|e| e.to_string())?;
     fill(&mut guarded, GUARD);
     let local = LocalSet::new();
     let ran = local.run_until(async {
         let watching = tokio::task::spawn_local(watch(pool.clone(), Rng::new(life.draw())));
-        let ran = match role {
-            "listen" => listen(&life, address, commands).await,
-            "dial" => dial(&life, address, commands).await,
-            _ => Err(format!("no command {line:?}")),
+        // A steady channel keeps its first device.
+        let spared = if life.part().steady { 1 } else { 0 };
+        let cuttable = links.split_off(spared.min(links.len()));
+        let cutting = match life.part().cuts {
+            0 => None,
+            every => Some(tokio::task::spawn_local(cut_and_mend(cuttable, every, Rng::new(life.draw())))),
+        };
+        let ran = match life.part().role {
+            Role::Listen => listen(&life, commands).await,
+            Role::Dial => dial(&life, commands).await,
         };
         watching.abort();
+        if let Some(cutting) = cutting {
+            cutting.abort();
+        }
         ran
     });
     let ran = ran.await;
@@ -58,8 +64,9 @@ pub async fn part(line: String, commands: &mut Commands) -> Result<(), String> {
     ran
 }
 
-async fn listen(life: &Rc<Life>, address: &str, commands: &mut Commands) -> Result<(), String> {
-    let address: SocketAddr = address.parse().map_err(|_| format!("no address {address:?}"))?;
+async fn listen(life: &Rc<Life>, commands: &mut Commands) -> Result<(), String> {
+    let at = &life.part().at;
+    let address: SocketAddr = at.parse().map_err(|_| format!("no address {at:?}"))?;
     let listening = async {
         loop {
             match life.endpoint().listen(address).await {
@@ -100,51 +107,49 @@ async fn listen(life: &Rc<Life>, address: &str, commands: &mut Commands) -> Resu
     Ok(())
 }
 
-async fn dial(life: &Rc<Life>, address: &str, commands: &mut Commands) -> Result<(), String> {
-    let (own, address) = (life.clone(), address.to_owned());
-    let dialling = tokio::task::spawn_local(async move {
-        while !own.is_stopping() {
-            match own.endpoint().connect(&address).await {
-                Ok(channel) => Link::new(own.clone(), channel).run(true).await,
-                // The other process may be dead, or stopped.
-                Err(_) => tokio::time::sleep(PAUSE).await,
-            }
+async fn dial(life: &Rc<Life>, commands: &mut Commands) -> Result<(), String> {
+    let mut dialling = tokio::task::spawn_local(channels(life.clone()));
+    loop {
+        tokio::select! {
+            // It has done its operations.
+            ran = &mut dialling => return ran.map_err(|error| format!("a channel's work: {error}")),
+            command = commands.recv() => match command.as_deref() {
+                Some("stop") | None => break,
+                Some(_) => {}
+            },
         }
-    });
-    while commands.recv().await.is_some_and(|command| command != "stop") {}
+    }
     life.stop();
     ended(dialling, "a channel's work").await;
     Ok(())
 }
 
-async fn ended(task: JoinHandle<()>, what: &str) {
-    match tokio::time::timeout(PATIENCE, task).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => bad(format_args!("{what}: {error}")),
-        Err(_) => bad(format_args!("{what} does not end (K5)")),
+/// One channel after the other.
+async fn channels(life: Rc<Life>) {
+    let mut dials = 0;
+    // What is in doubt when the operations are through may be settled by one more channel.
+    while life.goes_on() || (life.part().operations.is_some() && life.has_doubts()) {
+        if life.part().operations.is_some() && dials == DIALS {
+            break;
+        }
+        dials += 1;
+        match life.endpoint().connect(&life.part().at).await {
+            Ok(channel) => {
+                let graceful = Link::new(life.clone(), channel).run(true).await;
+                if graceful && !life.goes_on() {
+                    break;
+                }
+            }
+            // The other process may be dead, or stopped; its link may be cut.
+            Err(_) => tokio::time::sleep(PAUSE).await,
+        }
     }
 }
 
-/// Deadlines that are short beside a lap, and long enough that a busy machine, or an emulated one, does not end every channel.
-async fn endpoint(device: &str, life: &str, qps: u64, bootstrap: &str) -> Result<KvEndpoint, String> {
-    let text = |e: &dyn std::error::Error| e.to_string();
-    let bootstrap: Bootstrap = bootstrap.parse().map_err(|e| text(&e))?;
-    let (device, unit) = match device.contains('=') {
-        true => (device.parse().and_then(Device::soft).map_err(|e| text(&e))?, 1),
-        false => (Device::open(device).map_err(|e| text(&e))?, 5),
-    };
-    let layout = Layout::contiguous(1, POOL, BLOCK_BYTES).map_err(|e| text(&e))?;
-    let pd = device.alloc_pd().map_err(|e| text(&e))?;
-    let pool = KvPool::new(&pd, layout).await.map_err(|e| text(&e))?;
-    let ms = |n: u64| Duration::from_millis(n * unit);
-    let kv = KvConfig::default()
-        .qps(qps as usize)
-        .bootstrap(bootstrap)
-        .heartbeat(ms(200))
-        .peer_timeout(ms(1000))
-        .abort_grace(ms(200))
-        .connect_timeout(ms(2000))
-        .deadline(ms(3000))
-        .require_rdma(unit > 1);
-    KvEndpoint::named(pool, kv, life).map_err(|e| text(&e))
+async fn ended<T>(task: JoinHandle<T>, what: &str) {
+    match tokio::time::timeout(PATIENCE, task).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => bad(format_args!("{what}: {error}")),
+        Err(_) => bad(format_args!("{what} does not end (K5)")),
+    }
 }
