@@ -3,7 +3,7 @@
 //! Each body runs in a process of its own, so that nothing else is counted. `LANDFALL_FAILED_CONNECTS`,
 //! `LANDFALL_REGISTRATIONS` and `LANDFALL_KILLED_PEERS` say how many; `tests/nightly` asks for 5,000, 100,000 and 400.
 
-#[path = "chaos_rounds/levels.rs"]
+#[path = "traffic/levels.rs"]
 mod levels;
 
 use std::future::Future;

@@ -12,6 +12,7 @@ use super::driver::{ChannelClosed, KvDriver};
 use super::grant::Grant;
 use super::proto::{AbortReason, ReadId, ReadRefusal, Reason};
 use super::read_choice::{ReadMethod, ReadStrategy};
+use super::shape::Shape;
 
 /// A read to be started: which of the granted blocks come to which of ours.
 ///
@@ -129,6 +130,17 @@ pub enum ReadError {
     Duplicate {
         /// The position in our blocks.
         position: u32,
+    },
+    /// The blocks of the two pools hold different things, and a read takes them as they are. Nothing was posted, and the grant
+    /// can still be used.
+    #[error(
+        "a block has the shape {ours:?} here and {theirs:?} at the peer, and a read takes blocks as they are; let the peer write          them, with WriteRequest::mapped"
+    )]
+    Shapes {
+        /// Our pool's shape.
+        ours: Box<Shape>,
+        /// The peer's.
+        theirs: Box<Shape>,
     },
     /// The target blocks are of another endpoint's pool. Nothing was posted.
     #[error(

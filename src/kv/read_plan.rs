@@ -20,8 +20,14 @@ pub(crate) struct Extent {
     pub(crate) descriptors: u64,
 }
 
-/// Checks the positions of `request` (R10), and counts what it asks for.
-pub(crate) fn check(request: &ReadRequest, pool: &KvPool) -> Result<Extent, ReadError> {
+/// Checks the positions of `request` (R10), and that blocks are the same at both ends, whoever moves the data; counts what it
+/// asks for.
+pub(crate) fn check(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) -> Result<Extent, ReadError> {
+    if let (Some(ours), Some(theirs)) = (pool.layout().shape(), peer.layout.shape())
+        && (ours != theirs || pool.layout().block_bytes() != peer.layout.block_bytes())
+    {
+        return Err(ReadError::Shapes { ours: Box::new(*ours), theirs: Box::new(*theirs) });
+    }
     let (grant, target) = (&request.grant, &request.target);
     let count = match &request.pairs {
         None => {

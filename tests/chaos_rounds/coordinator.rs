@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::node::{Node, PATIENCE, hear_any};
-use crate::plan::{Part, Plan, Shot, Signal};
-use crate::said::Said;
+use crate::plan::{Plan, Shot, Signal};
+use crate::traffic::node::{Node, PATIENCE, hear_any};
+use crate::traffic::part::Part;
+use crate::traffic::said::{Counts, Said};
 
 /// A round that takes longer hangs.
 const ROUND: Duration = Duration::from_secs(150);
@@ -15,10 +16,7 @@ const ROUND: Duration = Duration::from_secs(150);
 pub struct Coordinator {
     nodes: Vec<Option<Node>>,
     verbose: bool,
-    landed: u64,
-    lost: u64,
-    doubts: u64,
-    arrived: u64,
+    counts: Counts,
     killed: u64,
     stopped: u64,
 }
@@ -40,15 +38,17 @@ struct Runner {
 
 impl Coordinator {
     pub fn new(verbose: bool) -> Self {
-        Self { nodes: Vec::new(), verbose, landed: 0, lost: 0, doubts: 0, arrived: 0, killed: 0, stopped: 0 }
+        Self { nodes: Vec::new(), verbose, counts: Counts::default(), killed: 0, stopped: 0 }
     }
 
     pub fn totals(&self) -> String {
-        let Self { landed, lost, doubts, arrived, killed, stopped, .. } = self;
-        format!(
-            "{landed} writes landed, {lost} not delivered, {doubts} in doubt; {arrived} arrivals; {killed} processes \
-             killed, {stopped} stopped"
-        )
+        let Self { counts, killed, stopped, .. } = self;
+        format!("{counts}; {killed} processes killed, {stopped} stopped")
+    }
+
+    /// The processes of a round that went wrong are not asked anything more.
+    pub fn renew(&mut self) {
+        self.nodes.clear();
     }
 
     pub async fn end(&mut self) {
@@ -67,26 +67,23 @@ impl Coordinator {
         }
         let mut said = Said::default();
         let ran = tokio::time::timeout(ROUND, self.run(plan, &mut said)).await;
-        self.landed += said.ended.values().filter(|landed| **landed).count() as u64;
-        self.lost += said.ended.values().filter(|landed| !**landed).count() as u64;
-        self.doubts += said.doubts.len() as u64;
-        self.arrived += said.arrived.len() as u64;
-        let receiver_lives = match ran {
+        self.counts += said.counts();
+        let dead = match ran {
             Ok(result) => result?,
             Err(_) => return Err(format!("the round does not end within {ROUND:?}; {:?}", said.bad)),
         };
-        said.verdict(|_| receiver_lives);
+        said.verdict(|life| !dead.contains(&life));
         said.bad.append(&mut said.leaks);
         if said.bad.is_empty() { Ok(()) } else { Err(said.bad.join("; ")) }
     }
 
-    /// True when the receiver lived to the end, so that what it has said is all.
-    async fn run(&mut self, plan: &Plan, said: &mut Said) -> Result<bool, String> {
+    /// The lives that did not reach the end of the round: what they had not said is lost.
+    async fn run(&mut self, plan: &Plan, said: &mut Said) -> Result<Vec<u64>, String> {
         let count = plan.parts.len();
         let mut runners: Vec<Runner> =
             (0..count).map(|_| Runner { state: State::Running, steps: 0, wake: None }).collect();
         let mut shots = plan.shots.clone();
-        self.tell(0, &format!("receive {}", words(&plan.parts[0], ""))).await;
+        self.tell(0, &plan.parts[0].to_string()).await;
         let (mut listened, mut stop_told) = (false, false);
         while runners.iter().any(|r| r.state == State::Running) {
             self.shoot(&mut shots, &mut runners);
@@ -114,7 +111,7 @@ impl Coordinator {
                 }
                 self.nodes[who] = None;
                 if who == 0 && !listened {
-                    // The senders were told nothing, and have nothing to end.
+                    // Those who dial were told nothing, and have nothing to end.
                     runners[1..].iter_mut().for_each(|r| r.state = State::Done);
                 }
                 continue;
@@ -124,12 +121,13 @@ impl Coordinator {
             }
             match line.split_once(' ').unwrap_or((&line, "")) {
                 ("step", _) => runners[who].steps += 1,
+                ("did" | "linked", _) => {}
                 ("done", _) => runners[who].state = State::Done,
                 ("listening", address) => {
                     listened = true;
                     for (i, part) in plan.parts.iter().enumerate().skip(1) {
-                        let rest = format!("{i} {} {address} ", part.transfers);
-                        self.tell(i, &format!("send {}", words(part, &rest))).await;
+                        let part = Part { at: address.to_owned(), ..part.clone() };
+                        self.tell(i, &part.to_string()).await;
                     }
                 }
                 (what, rest) => said.hear(what, rest)?,
@@ -138,7 +136,8 @@ impl Coordinator {
         // One that was stopped with its last word out.
         runners.iter_mut().for_each(|r| r.wake = r.wake.map(|_| Instant::now()));
         self.wake(&mut runners);
-        Ok(runners[0].state == State::Done)
+        let dead = runners.iter().zip(&plan.parts).filter(|(runner, _)| runner.state == State::Dead);
+        Ok(dead.map(|(_, part)| part.life).collect())
     }
 
     async fn tell(&mut self, who: usize, line: &str) {
@@ -192,9 +191,4 @@ async fn sleep_until(at: Option<Instant>) {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
     }
-}
-
-/// A command, but for its first word.
-fn words(part: &Part, rest: &str) -> String {
-    format!("{} {} {} {rest}{}", part.seed, part.qps, part.bootstrap.name(), part.soft)
 }

@@ -3,16 +3,19 @@
 use std::fmt;
 use std::time::Duration;
 
-use landfall::device::{Profile, SoftConfig, SoftTransport};
+use landfall::device::{Profile, SoftTransport};
 use landfall::kv::Bootstrap;
 
-use crate::content::Rng;
-use crate::faults::faults;
+use crate::traffic::content::Rng;
+use crate::traffic::part::{Part, Role};
+use crate::traffic::rails::Rails;
 
-/// Transfers that each sender tries.
-const TRANSFERS: (u64, u64) = (4, 24);
+/// Operations that each of those who dial does.
+const OPERATIONS: (u64, u64) = (4, 24);
+/// The most blocks of one.
+const MOST: u64 = 8;
 
-/// A signal to one of the workers, at its `step`-th step (an arrival taken, a write ended).
+/// A signal to one of the workers, at its `step`-th step (an arrival taken, a write or a read ended).
 #[derive(Clone, Copy, Debug)]
 pub struct Shot {
     pub worker: usize,
@@ -27,17 +30,7 @@ pub enum Signal {
     Stop(Duration),
 }
 
-/// What a worker is told.
-#[derive(Clone, Debug)]
-pub struct Part {
-    pub seed: u64,
-    pub bootstrap: Bootstrap,
-    pub soft: SoftConfig,
-    pub qps: u64,
-    pub transfers: u64,
-}
-
-/// A round. Part 0 is the receiver's.
+/// A round. Part 0 listens.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub parts: Vec<Part>,
@@ -49,36 +42,44 @@ impl Plan {
         let mut rng = Rng::new(seed);
         let in_turn = Profile::ALL[(seed % Profile::ALL.len() as u64) as usize];
         let profile = profile.unwrap_or(in_turn);
-        // Each profile meets each transport. Where the receiver takes either, its senders differ.
+        // Each profile meets each transport.
         let transport = transport.unwrap_or_else(|| {
             let turn = seed / Profile::ALL.len() as u64;
             SoftTransport::ALL[(turn % SoftTransport::ALL.len() as u64) as usize]
         });
-        let senders = rng.range(1, 2) as usize;
+        let rails = Rails::draw(profile, transport, &mut rng);
+        let dialling = rng.range(1, 2) as usize;
         // All of them the same way. Some profiles leave no choice.
         let bootstrap = if rng.one_in(3) { Bootstrap::Cm } else { Bootstrap::Auto };
-        let mut parts = Vec::new();
-        for part in 0..=senders {
-            let transport = match (transport, part) {
-                (SoftTransport::Auto, 1) => SoftTransport::Shm,
-                (SoftTransport::Auto, 2) => SoftTransport::Tcp,
-                _ => transport,
-            };
-            let mut soft = SoftConfig::new().profile(profile).transport(transport).seed(rng.next() >> 32);
-            let qps = if profile == Profile::Tiny { rng.range(1, 2) } else { rng.range(1, 4) };
-            // Of all queue pairs, of one, or none.
-            match rng.range(0, 3) {
-                0 => soft = soft.faults(faults(&mut rng)),
-                1 => soft = soft.rail_faults(rng.range(0, 3) as u32, faults(&mut rng)),
-                _ => {}
+        let parts = (0..=dialling).map(|who| {
+            let listens = who == 0;
+            let devices = rails.devices(who, &mut rng);
+            Part {
+                role: if listens { Role::Listen } else { Role::Dial },
+                life: who as u64,
+                seed: rng.next(),
+                qps: rails.qps(&mut rng),
+                bootstrap,
+                at: "127.0.0.1:0".to_owned(),
+                operations: Some(match listens {
+                    // In every other round the traffic goes one way.
+                    true if rng.one_in(2) => 0,
+                    true => rng.range(1, OPERATIONS.1 / 2),
+                    false => rng.range(OPERATIONS.0, OPERATIONS.1),
+                }),
+                most: MOST,
+                cuts: rails.cuts(&mut rng),
+                steady: rails.steady,
+                strict: rails.strict(&mut rng),
+                order: rails.order(who),
+                devices: devices.iter().map(ToString::to_string).collect(),
             }
-            let (seed, transfers) = (rng.next(), rng.range(TRANSFERS.0, TRANSFERS.1));
-            parts.push(Part { seed, bootstrap, soft, qps, transfers });
-        }
+        });
+        let parts = parts.collect();
         let mut shots = Vec::new();
-        for _ in 0..rng.range(0, 2) {
-            let worker = rng.range(0, senders as u64) as usize;
-            let step = rng.range(0, TRANSFERS.1 / 2);
+        for _ in 0..if rails.steady { 0 } else { rng.range(0, 2) } {
+            let worker = rng.range(0, dialling as u64) as usize;
+            let step = rng.range(0, OPERATIONS.1 / 2);
             let what = match rng.range(0, 3) {
                 0 => Signal::Kill,
                 // Sometimes shorter, sometimes longer than the peers are patient.
@@ -94,13 +95,7 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, part) in self.parts.iter().enumerate() {
-            let role = if i == 0 { "receiver" } else { "sender" };
-            let Part { soft, qps, transfers, bootstrap, .. } = part;
-            let bootstrap = bootstrap.name();
-            writeln!(
-                f,
-                "  {i} {role}: LANDFALL_SOFT={soft}, bootstrap {bootstrap}, {qps} queue pairs, {transfers} transfers"
-            )?;
+            writeln!(f, "  {i}: {part}")?;
         }
         for Shot { worker, step, what } in &self.shots {
             writeln!(f, "  {what:?} to {worker} at its step {step}")?;

@@ -7,7 +7,8 @@ use landfall::connect::ConnectError;
 use landfall::device::Profile;
 use landfall::kv::{
     AbortReason, ArrivalError, Blocks, Gather, Heads, KvChannel, KvEndpoint, KvListener, Layout, LayoutError,
-    Mapping, MappingError, Order, SenderReason, Shape, Strides, TokenSpan, WriteError, WriteRequest,
+    Mapping, MappingError, Order, ReadError, ReadRequest, ReadStrategy, SenderReason, Shape, Strides,
+    TokenSpan, WriteError, WriteRequest,
 };
 
 use crate::common::{On, config, endpoint, far_endpoint, on_every_profile, run};
@@ -448,5 +449,30 @@ fn r10_what_is_asked_of_a_mapping_is_checked_before_anything_is_posted() {
             Layout::contiguous(1, 1, 10).unwrap().with_shape(near),
             Err(LayoutError::Shape { block_bytes: 10, .. })
         ));
+    });
+}
+
+/// Found by tests/chaos: one way named a byte that was out of range, and the other had the owner refuse, which used the grant up.
+#[test]
+fn r10_blocks_of_another_shape_are_not_read_as_they_are() {
+    run(async {
+        let near = dense(16, heads(0, 1), Order::TokensHeads);
+        let far = dense(16, heads(0, 1), Order::HeadsTokens);
+        let ends = connected(Profile::Default, pool(near, 64), pool(far, 64)).await;
+        let (reader, owner) = (&ends.sender, &ends.receiver);
+        let grant = owner.grant_read(owner.pool().try_alloc(1).unwrap()).unwrap();
+        let by_reads = ReadStrategy::RdmaRead { depth: 1, qps: 1 };
+        for way in [ReadStrategy::Auto, by_reads, ReadStrategy::RemoteWrite, ReadStrategy::Measured] {
+            let target = reader.pool().try_alloc(1).unwrap();
+            let (refused, _) = reader.read(ReadRequest::new(&grant, target).strategy(way)).await;
+            match refused {
+                Err(ReadError::Shapes { ours, theirs }) => assert_eq!((*ours, *theirs), (near, far)),
+                other => panic!("{way:?}: {other:?}"),
+            }
+        }
+        // Nothing was said to the owner.
+        owner.revoke(&grant);
+        let served = owner.next_served().await.unwrap();
+        assert_eq!((served.grant(), served.result()), (grant.id(), Err(AbortReason::Revoked)));
     });
 }

@@ -1,25 +1,27 @@
 //! The processes of a soak: laps, signals, kills, and what was survived.
 
-use std::collections::{BTreeMap, HashSet};
-use std::fmt;
+use std::collections::HashSet;
 use std::time::Duration;
 
-use landfall::device::{Profile, SoftConfig, SoftTransport};
+use landfall::device::{Profile, SoftTransport};
 use landfall::kv::Bootstrap;
 use tokio::time::Instant;
 
 use crate::Args;
-use crate::content::{BLOCK_BYTES, Rng};
-use crate::faults::faults;
-use crate::link::tag;
-use crate::node::{Node, PATIENCE, hear_any};
-use crate::said::Said;
+use crate::survived::Survived;
+use crate::traffic::content::Rng;
+use crate::traffic::node::{Node, PATIENCE, hear_any};
+use crate::traffic::part::{Part, Role};
+use crate::traffic::rails::Rails;
+use crate::traffic::said::Said;
 
 /// One that listens, and those that dial.
 const NODES: usize = 3;
 const LISTENS: usize = 0;
 /// Longer than a lap takes to come to rest.
 const REST: Duration = Duration::from_secs(120);
+/// The most blocks of an operation.
+const MOST: u64 = 32;
 /// Between two signals, in milliseconds.
 const BETWEEN: (u64, u64) = (300, 2500);
 
@@ -53,8 +55,9 @@ struct Lap {
     number: u64,
     profile: Profile,
     transport: SoftTransport,
+    rails: Rails,
     bootstrap: Bootstrap,
-    /// Without signals, and without faults that kill.
+    /// Without signals, and without faults.
     calm: bool,
     /// Lives that have ended before the lap did: what they had not said is lost.
     dead: HashSet<u64>,
@@ -62,29 +65,9 @@ struct Lap {
     address: Option<String>,
 }
 
-/// Everything that was survived, and what was not.
-#[derive(Default)]
-pub struct Survived {
-    pub seconds: f64,
-    pub laps: u64,
-    pub transfers: u64,
-    pub bytes: u64,
-    pub lost: u64,
-    pub doubts: u64,
-    pub arrivals: u64,
-    pub kills: u64,
-    pub stops: u64,
-    pub links: u64,
-    /// Processes that were compared with themselves.
-    pub levels: u64,
-    pub operations: BTreeMap<String, u64>,
-    pub mismatches: Vec<String>,
-    pub leaks: Vec<String>,
-}
-
 impl World {
     pub fn new(args: Args) -> Self {
-        let rng = Rng::new(args.seed);
+        let rng = Rng::new(args.common.seed);
         let players = (0..NODES).map(|_| None).collect();
         Self { args, rng, players, lives: 0, survived: Survived::default() }
     }
@@ -107,7 +90,8 @@ impl World {
             let mut lap = self.draw();
             let length = self.args.lap.min(until - Instant::now());
             let ran = self.lap(&mut lap, length).await;
-            self.survived.add(lap);
+            let which = format!("lap {} ({} over {})", lap.number, lap.profile, lap.transport);
+            self.survived.add(lap.said, &which);
             self.survived.seconds = start.elapsed().as_secs_f64();
             ran?;
         }
@@ -118,10 +102,13 @@ impl World {
         let number = self.survived.laps;
         let in_turn = Profile::ALL[number as usize % Profile::ALL.len()];
         let way = SoftTransport::ALL[number as usize / 2 % SoftTransport::ALL.len()];
+        let profile = self.args.common.profile.unwrap_or(in_turn);
+        let transport = self.args.common.transport.unwrap_or(way);
         Lap {
             number,
-            profile: self.args.profile.unwrap_or(in_turn),
-            transport: self.args.transport.unwrap_or(way),
+            profile,
+            transport,
+            rails: Rails::draw(profile, transport, &mut self.rng),
             // All of them the same way. Some profiles leave no choice.
             bootstrap: if self.rng.one_in(3) { Bootstrap::Cm } else { Bootstrap::Auto },
             calm: number % 3 == 1,
@@ -132,8 +119,12 @@ impl World {
     }
 
     async fn lap(&mut self, lap: &mut Lap, length: Duration) -> Result<(), String> {
-        if self.args.verbose {
-            println!("lap {}: {} over {}, calm: {}", lap.number, lap.profile, lap.transport, lap.calm);
+        if self.args.common.verbose {
+            let (rails, calm) = (lap.rails.count(), lap.calm);
+            println!(
+                "lap {}: {} over {}, {rails} rails, calm: {calm}",
+                lap.number, lap.profile, lap.transport
+            );
         }
         self.begin(lap, LISTENS).await?;
         let ready = tokio::time::timeout(PATIENCE, async {
@@ -178,7 +169,7 @@ impl World {
             rest.await.map_err(|_| format!("process {who} does not come to rest within {REST:?} (K5)"))??;
         }
         let dead = std::mem::take(&mut lap.dead);
-        lap.said.verdict(|transfer| !dead.contains(&tag::receiver(transfer)));
+        lap.said.verdict(|life| !dead.contains(&life));
         Ok(())
     }
 
@@ -190,46 +181,50 @@ impl World {
             let node = Node::start().map_err(|e| format!("starting a process: {e}"))?;
             self.players[who] = Some(Player { node, life, state: State::Done, wake: None });
         }
-        let command = self.command(lap, who, life)?;
+        let part = self.part(lap, who, life)?;
         if let Some(player) = &mut self.players[who] {
             (player.life, player.state) = (life, State::Running);
         }
-        self.tell(who, &command).await;
+        self.tell(who, &part.to_string()).await;
         Ok(())
     }
 
-    fn command(&mut self, lap: &Lap, who: usize, life: u64) -> Result<String, String> {
-        let role = if who == LISTENS { "listen" } else { "dial" };
+    fn part(&mut self, lap: &Lap, who: usize, life: u64) -> Result<Part, String> {
         let variable = |name: &str| std::env::var(name).map_err(|_| format!("--device: {name} is not set"));
-        let (device, host) = if self.args.device {
-            let name = if who == LISTENS { "RDMA_DEV1" } else { "RDMA_DEV0" };
-            (variable(name)?, variable("RDMA_IP1")?)
+        let (devices, host) = if self.args.device {
+            (self.rdma_devices(lap, who)?, variable("RDMA_IP1")?)
         } else {
-            (self.soft(lap, who).to_string(), "127.0.0.1".to_owned())
-        };
-        let address = lap.address.clone().unwrap_or_else(|| format!("{host}:0"));
-        let qps = if lap.profile == Profile::Tiny { self.rng.range(1, 2) } else { self.rng.range(1, 4) };
-        let (seed, bootstrap) = (self.rng.next(), lap.bootstrap.name());
-        Ok(format!("{role} {life} {seed} {qps} {bootstrap} {address} {device}"))
-    }
-
-    fn soft(&mut self, lap: &Lap, who: usize) -> SoftConfig {
-        // Where the listening process takes either transport, the others differ.
-        let transport = match (lap.transport, who) {
-            (SoftTransport::Auto, 1) => SoftTransport::Shm,
-            (SoftTransport::Auto, 2) => SoftTransport::Tcp,
-            (transport, _) => transport,
+            let rng = &mut self.rng;
+            let soft = if lap.calm { lap.rails.calm(who, rng) } else { lap.rails.devices(who, rng) };
+            (soft.iter().map(ToString::to_string).collect(), "127.0.0.1".to_owned())
         };
         let rng = &mut self.rng;
-        let soft = SoftConfig::new().profile(lap.profile).transport(transport).seed(rng.next() >> 32);
-        if lap.calm {
-            return soft;
-        }
-        match rng.range(0, 3) {
-            0 => soft.faults(faults(rng)),
-            1 => soft.rail_faults(rng.range(0, 3) as u32, faults(rng)),
-            _ => soft,
-        }
+        Ok(Part {
+            role: if who == LISTENS { Role::Listen } else { Role::Dial },
+            life,
+            seed: rng.next(),
+            qps: lap.rails.qps(rng),
+            bootstrap: lap.bootstrap,
+            at: lap.address.clone().unwrap_or_else(|| format!("{host}:0")),
+            operations: None,
+            most: MOST,
+            // Not in the way of the channels' own life: several seconds, beside a lap of many.
+            cuts: if lap.calm { 0 } else { lap.rails.cuts(rng) },
+            // Processes are killed.
+            steady: false,
+            strict: lap.rails.strict(rng),
+            order: lap.rails.order(who),
+            devices,
+        })
+    }
+
+    /// Of the lab's two devices each process has its own, or both, its own first.
+    fn rdma_devices(&self, lap: &Lap, who: usize) -> Result<Vec<String>, String> {
+        let variable = |name: &str| std::env::var(name).map_err(|_| format!("--device: {name} is not set"));
+        let (dials, listens) = (variable("RDMA_DEV0")?, variable("RDMA_DEV1")?);
+        let mut devices = if who == LISTENS { vec![listens, dials] } else { vec![dials, listens] };
+        devices.truncate(lap.rails.count());
+        Ok(devices)
     }
 
     /// Takes one line, or the end of a process: that one is replaced, unless the lap is ending.
@@ -248,7 +243,7 @@ impl World {
             self.players[who] = None;
             return if running { self.begin(lap, who).await } else { Ok(()) };
         };
-        if self.args.verbose {
+        if self.args.common.verbose {
             println!("  {who}: {line}");
         }
         match line.split_once(' ').unwrap_or((&line, "")) {
@@ -265,7 +260,7 @@ impl World {
     }
 
     async fn tell(&mut self, who: usize, line: &str) {
-        if self.args.verbose {
+        if self.args.common.verbose {
             println!("  to {who}: {line}");
         }
         if let Some(player) = &mut self.players[who] {
@@ -307,67 +302,5 @@ impl World {
                 player.node.signal(libc::SIGCONT);
             }
         }
-    }
-}
-
-impl Survived {
-    fn add(&mut self, lap: Lap) {
-        self.laps += 1;
-        for (transfer, landed) in &lap.said.ended {
-            if *landed {
-                self.transfers += 1;
-                self.bytes += tag::blocks(*transfer) * BLOCK_BYTES;
-            } else {
-                self.lost += 1;
-            }
-        }
-        self.doubts += lap.said.doubts.len() as u64;
-        self.arrivals += lap.said.arrived.len() as u64;
-        let which = format!("lap {} ({} over {})", lap.number, lap.profile, lap.transport);
-        self.mismatches.extend(lap.said.bad.iter().map(|what| format!("{which}: {what}")));
-        self.leaks.extend(lap.said.leaks.iter().map(|what| format!("{which}: {what}")));
-    }
-
-    pub fn is_clean(&self) -> bool {
-        self.mismatches.is_empty() && self.leaks.is_empty()
-    }
-
-    pub fn to_json(&self, args: &Args, ended: bool) -> serde_json::Value {
-        serde_json::json!({
-            "seed": args.seed,
-            "seconds": self.seconds,
-            "device": args.device,
-            "profile": args.profile.map(|p| p.to_string()),
-            "transport": args.transport.map(|t| t.to_string()),
-            "laps": self.laps,
-            "transfers": self.transfers,
-            "bytes": self.bytes,
-            "not_delivered": self.lost,
-            "in_doubt": self.doubts,
-            "arrivals": self.arrivals,
-            "operations": self.operations,
-            "kills": self.kills,
-            "stops": self.stops,
-            "channels": self.links,
-            "level_checks": self.levels,
-            "mismatches": self.mismatches,
-            "leaks": self.leaks,
-            "came_to_its_end": ended,
-        })
-    }
-}
-
-impl fmt::Display for Survived {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seconds, laps, transfers, lost, doubts, kills, stops, links, levels, .. } = self;
-        write!(
-            f,
-            "{seconds:.0} s in {laps} laps: {transfers} transfers landed ({:.1} MB), {lost} not delivered, {doubts} in doubt, \
-             {} operations; {kills} kills, {stops} stops, {links} channels; {} mismatches, {} leaks in {levels} looks",
-            self.bytes as f64 / 1e6,
-            self.operations.values().sum::<u64>(),
-            self.mismatches.len(),
-            self.leaks.len(),
-        )
     }
 }

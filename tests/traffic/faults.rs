@@ -4,14 +4,26 @@ use std::time::Duration;
 
 use landfall::device::Faults;
 
-use crate::content::Rng;
+use super::content::Rng;
+
+/// Which faults there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    Any,
+    /// Only those that end a queue pair at once.
+    AtOnce,
+}
 
 /// One or two faults, in sizes that the traffic of a round reaches.
-pub fn faults(rng: &mut Rng) -> Faults {
+pub fn faults(ends: Ends, rng: &mut Rng) -> Faults {
     let mut faults = Faults::new();
     for _ in 0..rng.range(1, 2) {
         let ms = |rng: &mut Rng, most| Duration::from_millis(rng.range(1, most));
-        faults = match rng.range(0, 9) {
+        let which = match ends {
+            Ends::Any => rng.range(0, 9),
+            Ends::AtOnce => rng.range(4, 7),
+        };
+        faults = match which {
             0 => faults.delay(ms(rng, 20)),
             1 | 2 => faults.reorder(ms(rng, 20)),
             3 => faults.rate(rng.range(500_000, 20_000_000)),

@@ -6,15 +6,33 @@ use std::time::Duration;
 
 use landfall::kv::{ArrivalError, Blocks, KvChannel, KvPool};
 
-use crate::content::{Rng, differs, fill};
-use crate::node::PATIENCE;
-use crate::process::{bad, say};
+use super::content::{GUARD, Rng, differs, fill};
+use super::node::PATIENCE;
+use super::process::{bad, say};
 
-/// What blocks hold that no peer may write to: never granted, and those that have come back from a transfer.
-pub const GUARD: u64 = 0x6775_6172_6400_0000;
-/// How many claims of a channel are watched after their transfer before they are granted again. With two channels at 8 blocks
-/// each, enough of the pool is left for what is in flight.
+/// How many claims of a channel are watched after their transfer before they are granted again.
 const WATCHED: usize = 2;
+
+/// Claims that have come back from a transfer, which nobody writes to any more.
+#[derive(Default)]
+pub struct Watched(RefCell<VecDeque<Blocks>>);
+
+impl Watched {
+    pub fn push(&self, mut blocks: Blocks) {
+        fill(&mut blocks, GUARD);
+        self.0.borrow_mut().push_back(blocks);
+        if self.0.borrow().len() > WATCHED
+            && let Some(blocks) = self.0.borrow_mut().pop_front()
+        {
+            check(&blocks);
+        }
+    }
+
+    /// The channel has ended.
+    pub fn end(&self) {
+        self.0.borrow_mut().drain(..).for_each(|blocks| check(&blocks));
+    }
+}
 
 /// R7, K5: every block is back, whatever has become of the channels.
 pub async fn come_back(pool: &KvPool) -> Result<(), String> {
@@ -40,8 +58,8 @@ pub async fn watch(pool: KvPool, mut rng: Rng) {
     }
 }
 
-/// Checks what arrives until the channel has ended. The number of grants that have ended.
-pub async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) -> u64 {
+/// Checks what arrives until the channel has ended. The number of grants to write that have ended.
+pub async fn take(channel: &KvChannel, watched: &Watched) -> u64 {
     for ended in 0.. {
         match channel.next_arrival().await {
             Ok(arrival) => {
@@ -49,14 +67,8 @@ pub async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) -> u
                 if let Some(what) = differs(arrival.blocks(), tag) {
                     bad(format_args!("an arrival is torn (K1, K3): {what}"));
                 }
-                let mut blocks = arrival.into_blocks();
-                fill(&mut blocks, GUARD);
-                watched.borrow_mut().push_back(blocks);
                 say(format_args!("arrived {tag}"));
-                let old = watched.borrow().len() > WATCHED;
-                if old && let Some(blocks) = watched.borrow_mut().pop_front() {
-                    check(&blocks);
-                }
+                watched.push(arrival.into_blocks());
             }
             Err(ArrivalError::Aborted { .. }) => {}
             Err(_) => return ended,
@@ -67,7 +79,7 @@ pub async fn take(channel: &KvChannel, watched: &RefCell<VecDeque<Blocks>>) -> u
     u64::MAX
 }
 
-pub fn check(blocks: &Blocks) {
+fn check(blocks: &Blocks) {
     if let Some(what) = differs(blocks, GUARD) {
         bad(format_args!("a late write reached blocks that had been given back (K4): {what}"));
     }

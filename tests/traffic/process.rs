@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use crate::levels::{Levels, map_stacks};
+use super::levels::{Levels, map_stacks};
 
 /// What a worker process is started with.
 pub const ARGUMENT: &str = "--worker";

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::process;
+use super::process;
 
 /// Far above what a worker takes for anything, on a busy machine too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
