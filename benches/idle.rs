@@ -6,7 +6,6 @@
 #[path = "common/mod.rs"]
 mod common;
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -127,9 +126,7 @@ const CPU: &[u8] = b"cpu";
 
 /// The far process: answers on the first channel.
 async fn far(transport: SoftTransport) -> Result<(), Error> {
-    let mut listener = endpoint(&pool(transport).await?)?.listen(([127, 0, 0, 1], 0).into()).await?;
-    println!("{}", listener.local_addr());
-    std::io::stdout().flush()?;
+    let mut listener = common::listen(&endpoint(&pool(transport).await?)?).await?;
     let first = listener.accept().await?;
     let others = tokio::spawn(async move {
         let mut kept = Vec::new();

@@ -17,7 +17,6 @@
 #[path = "common/mod.rs"]
 mod common;
 
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -113,16 +112,8 @@ async fn endpoint(args: &Args, mode: Mode) -> Result<KvEndpoint, Error> {
 const BY_LAYER: &[u8] = b"by layer";
 
 async fn far(args: &Args, mode: Mode) -> Result<(), Error> {
-    let mut listener = endpoint(args, mode).await?.listen(([127, 0, 0, 1], 0).into()).await?;
-    println!("{}", listener.local_addr());
-    std::io::stdout().flush()?;
-    let channel = listener.accept().await?;
-    loop {
-        let asked = match channel.recv_message().await {
-            Ok(asked) => asked,
-            Err(end) if end.is_graceful() => return Ok(()),
-            Err(end) => return Err(end.into()),
-        };
+    let channel = common::listen(&endpoint(args, mode).await?).await?.accept().await?;
+    while let Some(asked) = common::asked(&channel).await? {
         if asked == BY_LAYER {
             let (grant, mut arrivals) = channel.grant_layers(channel.pool().alloc(args.layers).await?)?;
             channel.send_message(grant.to_bytes()).await?;
@@ -134,6 +125,7 @@ async fn far(args: &Args, mode: Mode) -> Result<(), Error> {
             drop(channel.next_arrival().await?);
         }
     }
+    Ok(())
 }
 
 async fn near(args: &Args, mode: Mode) -> Result<(), Error> {

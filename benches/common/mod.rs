@@ -2,12 +2,15 @@
 #![allow(dead_code)] // Each bench program uses its part.
 #![allow(unused_imports)] // So it is with what is named here.
 
+#[path = "far.rs"]
+mod far;
 #[path = "options.rs"]
 mod options;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
+pub use far::{asked, hello, listen};
 pub use options::{Mode, Options, program};
 
 pub type Error = Box<dyn std::error::Error + Send + Sync>;

@@ -21,6 +21,17 @@ build_benches() { # NAME…
   done
 }
 
+# The directory that the lines of each round are kept in, in `raw`: RAW, or one that goes with the script.
+keep_rounds() {
+  raw=${RAW:-}
+  if [ -z "$raw" ]; then
+    raw=$(mktemp -d) || exit 1
+    trap 'rm -rf "$raw"' EXIT
+  fi
+  mkdir -p "$raw" || exit 1
+  rm -f "$raw"/*round-*.txt
+}
+
 # A namespace that has only loopback, as the peers' script makes for itself.
 isolated() {
   if unshare -n true 2>/dev/null; then

@@ -63,8 +63,7 @@ pub fn peer(args: &Args, name: &str) -> Result<(), Error> {
         common::pin(RECEIVER_CPU)?;
     }
     let runtime = common::runtime()?;
-    println!("ready");
-    std::io::stdout().flush()?;
+    common::hello("ready")?;
     let socket = runtime.block_on(TcpStream::connect(("127.0.0.1", args.port)))?;
     prepare(&socket)?;
     match name {

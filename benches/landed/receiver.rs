@@ -4,7 +4,6 @@
 //! It never waits for two things at a time, so that a spinning receiver spins on what comes next: after a request for
 //! grants it awaits exactly that many arrivals, then the next request.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use landfall::kv::{Blocks, KvChannel};
 
 use crate::args::{Args, Mode};
 use crate::cases::Case;
-use crate::common::Error;
+use crate::common::{self, Error};
 use crate::endpoint;
 use crate::placement::{End, Order};
 
@@ -41,20 +40,13 @@ impl Ask {
 
 pub async fn serve(args: &Args, case: &Case, mode: Mode) -> Result<(), Error> {
     let endpoint = endpoint(args, case, mode).await?;
-    let mut listener = endpoint.listen(([127, 0, 0, 1], 0).into()).await?;
-    println!("{}", listener.local_addr());
-    std::io::stdout().flush()?;
+    let mut listener = common::listen(&endpoint).await?;
     let channel = tokio::time::timeout(Duration::from_secs(60), listener.accept()).await??;
-    loop {
-        match channel.recv_message().await {
-            Ok(ask) => {
-                let ask = Ask::from_bytes(&ask).ok_or("not a request for grants")?;
-                round(&channel, case, &ask).await?;
-            }
-            Err(end) if end.is_graceful() => return Ok(()),
-            Err(end) => return Err(end.into()),
-        }
+    while let Some(ask) = common::asked(&channel).await? {
+        let ask = Ask::from_bytes(&ask).ok_or("not a request for grants")?;
+        round(&channel, case, &ask).await?;
     }
+    Ok(())
 }
 
 async fn round(channel: &KvChannel, case: &Case, ask: &Ask) -> Result<(), Error> {

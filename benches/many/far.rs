@@ -1,11 +1,10 @@
 //! The process that is written to: grants blocks in turn, and grants them anew when they have arrived.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::Write;
 
 use landfall::kv::{Arrival, ArrivalError, Blocks, Grant, KvChannel};
 
-use crate::common::Error;
+use crate::common::{self, Error};
 use crate::{Args, endpoint};
 
 /// What the near process asks of a channel: to keep `open` grants of `blocks` blocks each open, over `places` claims in turn.
@@ -36,9 +35,7 @@ impl Ask {
 }
 
 pub async fn serve(args: &Args) -> Result<(), Error> {
-    let mut listener = endpoint(&args.pool().await?, args.mode)?.listen(([127, 0, 0, 1], 0).into()).await?;
-    println!("{}", listener.local_addr());
-    std::io::stdout().flush()?;
+    let mut listener = common::listen(&endpoint(&args.pool().await?, args.mode)?).await?;
     let mut serving = tokio::task::JoinSet::new();
     for _ in 0..args.channels {
         let channel = listener.accept().await?;

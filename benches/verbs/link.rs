@@ -1,7 +1,5 @@
 //! The control connection between the two processes, and the queue pairs and memory of one case.
 
-use std::io::Write;
-
 use landfall::device::Device;
 use landfall::memory::{Access, Exposed, Memory, Region, RemoteRegion};
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QpEndpoint, QueuePair, Role};
@@ -10,7 +8,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::case::{Case, Op};
-use crate::common::Error;
+use crate::common::{self, Error};
 
 /// Lines of JSON over loopback.
 pub struct Control(BufReader<TcpStream>);
@@ -19,8 +17,7 @@ impl Control {
     /// Listens, tells the port on standard output, and takes the one who comes.
     pub async fn accept() -> Result<Self, Error> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-        println!("{}", listener.local_addr()?);
-        std::io::stdout().flush()?;
+        common::hello(listener.local_addr()?)?;
         Ok(Self(BufReader::new(listener.accept().await?.0)))
     }
 
