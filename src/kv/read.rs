@@ -134,7 +134,7 @@ pub enum ReadError {
     /// The blocks of the two pools hold different things, and a read takes them as they are. Nothing was posted, and the grant
     /// can still be used.
     #[error(
-        "a block has the shape {ours:?} here and {theirs:?} at the peer, and a read takes blocks as they are; let the peer write          them, with WriteRequest::mapped"
+        "a block has the shape {ours:?} here and {theirs:?} at the peer, and a read takes blocks as they are; let the peer write them, with WriteRequest::mapped"
     )]
     Shapes {
         /// Our pool's shape.

@@ -190,7 +190,6 @@ impl World {
     }
 
     fn part(&mut self, lap: &Lap, who: usize, life: u64) -> Result<Part, String> {
-        let variable = |name: &str| std::env::var(name).map_err(|_| format!("--device: {name} is not set"));
         let (devices, host) = if self.args.device {
             (self.rdma_devices(lap, who)?, variable("RDMA_IP1")?)
         } else {
@@ -220,7 +219,6 @@ impl World {
 
     /// Of the lab's two devices each process has its own, or both, its own first.
     fn rdma_devices(&self, lap: &Lap, who: usize) -> Result<Vec<String>, String> {
-        let variable = |name: &str| std::env::var(name).map_err(|_| format!("--device: {name} is not set"));
         let (dials, listens) = (variable("RDMA_DEV0")?, variable("RDMA_DEV1")?);
         let mut devices = if who == LISTENS { vec![listens, dials] } else { vec![dials, listens] };
         devices.truncate(lap.rails.count());
@@ -303,4 +301,9 @@ impl World {
             }
         }
     }
+}
+
+/// What the lab tells of its devices.
+fn variable(name: &str) -> Result<String, String> {
+    std::env::var(name).map_err(|_| format!("--device: {name} is not set"))
 }

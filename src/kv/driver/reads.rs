@@ -56,12 +56,11 @@ impl KvDriver {
     /// Starts a read.
     pub(in crate::kv) fn start_read(&self, request: ReadRequest) -> Result<ReadId, (ReadError, Blocks)> {
         let started = Instant::now();
-        let extent =
-            match self.check_read(&request).and_then(|()| read_plan::check(&request, &self.pool, &self.peer))
-            {
-                Ok(extent) => extent,
-                Err(error) => return Err(self.refuse_read(error, request.target)),
-            };
+        let extent = self.check_read(&request);
+        let extent = match extent.and_then(|()| read_plan::check(&request, &self.pool, &self.peer)) {
+            Ok(extent) => extent,
+            Err(error) => return Err(self.refuse_read(error, request.target)),
+        };
         let chosen = self.locked(|inner, _| {
             choose(request.strategy, &self.reading, extent.bytes, &mut inner.reads.trials)
         });

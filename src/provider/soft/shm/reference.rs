@@ -4,8 +4,8 @@
 //!   reference   memfd u64 · offset u64 · length u32 · together u32     24 bytes
 //! ```
 //! Integers are little-endian. The memfd is one that the peer has been sent, by the name that came with it, and the offset is in
-//! it. Memfd 0 is none: then the offset is an address in the sender's process. The last says in KiB how much the sender has posted without a
-//! pause, and only decides how the copy is made.
+//! it. Memfd 0 is none: then the offset is an address in the sender's process. The last says in KiB how much the sender has
+//! posted without a pause, and only decides how the copy is made.
 
 /// Bytes of one.
 pub(in crate::provider::soft) const REFERENCE: usize = 24;

@@ -8,12 +8,11 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::*;
 use crate::error::QpError;
-use crate::provider::Armed;
-use crate::provider::QpAddress;
 use crate::provider::soft::frame::Preamble;
 use crate::provider::soft::shm::address;
 use crate::provider::soft::shm::inspect::{lent_to_us, streamed, wakes};
 use crate::provider::soft::shm::raw::RawPeer;
+use crate::provider::{Armed, QpAddress};
 
 pub(super) fn name(local: u64) -> SockAddr {
     address(local).unwrap()
