@@ -25,13 +25,13 @@ function row(what, asked, k,    n) {
   printf "| %s | %s | %.2f [%.2f to %.2f] | %d |\n", what, asked, median(n), s[1], s[n], n
 }
 function ratio(what, asked, a, b,    r, k) {
-  k = "ratio " what
+  k = "ratio " what SUBSEP a SUBSEP b
   for (r = 1; r <= rounds; r++) if ((a, r) in by && (b, r) in by && by[b, r] > 0) add(k, by[a, r] / by[b, r])
   row(what, asked, k)
 }
 function has(a, r) { return (a, r) in by && by[a, r] > 0 }
 function factor(what, asked, a, b, c, d,    r, k) {
-  k = "factor " what
+  k = "factor " what SUBSEP a SUBSEP b
   for (r = 1; r <= rounds; r++)
     if (has(a, r) && has(b, r) && has(c, r) && has(d, r)) add(k, by[a, r] / by[b, r] / (by[c, r] / by[d, r]))
   row(what, asked, k)

@@ -6,7 +6,8 @@
 //!   many.TRANSPORT.CHANNELS.total_to_one   times  their ratio
 //!   many.TRANSPORT.CHANNELS.least_to_fair  times  the least of the channels over a CHANNELS-th of the total
 //!   many.TRANSPORT.small.MODE.BESIDE.QUANTITY     a landed write of 4 KiB, one after the other: p50, p99, p999 in us
-//!     MODE     event or spin: how the two ends wait
+//!     MODE     event or spin: how the two ends wait. A future that polls holds its thread, and here two run on it: so each polls for
+//!              50 µs, and then sleeps
 //!     BESIDE   idle; same (a stream on the same channel); other (a stream on another channel)
 //!   many.TRANSPORT.small.MODE.BESIDE.stream  GB/s what the stream has landed meanwhile
 //! ```
@@ -46,6 +47,8 @@ cargo bench --bench many -- [OPTIONS]
 
 /// Bytes of a block: of a small write.
 const BLOCK: u64 = 4 << 10;
+/// How long a future of the mode `spin` polls. It holds its thread for that long, on which others of them have to run.
+const SPIN: Duration = Duration::from_micros(50);
 /// Blocks for small writes, beside those of the streams.
 const SMALL: u32 = 64;
 
@@ -180,7 +183,8 @@ impl Args {
 }
 
 fn endpoint(pool: &KvPool, mode: Mode) -> Result<KvEndpoint, Error> {
-    let config = KvConfig::default().spin(mode.budget()).connect_timeout(Duration::from_secs(60));
+    let spin = if mode == Mode::Spin { SPIN } else { Duration::ZERO };
+    let config = KvConfig::default().spin(spin).connect_timeout(Duration::from_secs(60));
     Ok(KvEndpoint::new(pool.clone(), config)?)
 }
 
