@@ -110,8 +110,9 @@ fn register_and_drop(device: Device) {
             drop(pd.register_exposed(Memory::anonymous(BYTES), access).await.unwrap());
         }
         let after = maps();
-        // A leak would be 2,000 ranges, or 100 MB.
-        assert!(after.0 <= before.0 + 8 && after.1 <= before.1 + (8 << 20), "{before:?}, then {after:?}");
+        // A leak would be 2,000 ranges, or 100 MB. What the other tests of this process map meanwhile, a
+        // thread's stack, guard and arena each, is also counted: a few dozen ranges, and the arenas' bytes.
+        assert!(after.0 <= before.0 + 200 && after.1 <= before.1 + (32 << 20), "{before:?}, then {after:?}");
     });
 }
 
