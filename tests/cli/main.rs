@@ -1,0 +1,4 @@
+//! The program `landfall` as its users run it: what it prints, how it ends, and what it says about mistakes.
+
+mod program;
+mod usage;
