@@ -6,6 +6,7 @@
 //! The exit status is the verdict: 0 when all is well, 1 when something is not, 2 for a command line that is not understood.
 
 mod devices;
+mod doctor;
 #[allow(dead_code, reason = "what the next commands print with")]
 mod output;
 
@@ -30,6 +31,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Devices(devices::Args),
+    Doctor(doctor::Args),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
     let output = Output::new(cli.json);
     let ended = match &cli.command {
         Command::Devices(args) => devices::run(args, &output),
+        Command::Doctor(args) => doctor::run(args, &output),
     };
     match ended {
         Ok(Outcome::Well) => ExitCode::SUCCESS,
