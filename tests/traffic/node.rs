@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
+use super::levels::SETTINGS;
 use super::process;
 
 /// Far above what a worker takes for anything, on a busy machine too.
@@ -23,9 +24,7 @@ impl Node {
         // This very program, also when its file was built anew meanwhile.
         let mut child = Command::new("/proc/self/exe")
             .arg(process::ARGUMENT)
-            // One arena, and nothing of it by mmap: then each mapping is one that somebody asked for.
-            .env("MALLOC_ARENA_MAX", "1")
-            .env("MALLOC_MMAP_THRESHOLD_", "33554432")
+            .envs(SETTINGS)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
