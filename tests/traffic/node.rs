@@ -45,8 +45,13 @@ impl Node {
         self.lines.next_line().await.ok().flatten()
     }
 
+    /// Until it has been waited for.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: libc::c_int) {
-        if let Some(pid) = self.child.id().and_then(|pid| libc::pid_t::try_from(pid).ok()) {
+        if let Some(pid) = self.pid().and_then(|pid| libc::pid_t::try_from(pid).ok()) {
             // SAFETY: a plain system call; the process is our child and not waited for yet, so that the number is its own.
             unsafe { libc::kill(pid, signal) };
         }
