@@ -1,6 +1,10 @@
 //! The program `landfall` as its users run it: what it prints, how it ends, and what it says about mistakes.
 
+mod devices;
+mod documents;
 mod examined;
+mod lab;
 mod program;
 mod roots;
 mod usage;
+mod watch;

@@ -7,8 +7,8 @@
 
 mod devices;
 mod doctor;
-#[allow(dead_code, reason = "what the next commands print with")]
 mod output;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -32,6 +32,7 @@ struct Cli {
 enum Command {
     Devices(devices::Args),
     Doctor(doctor::Args),
+    Watch(watch::Args),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
     let ended = match &cli.command {
         Command::Devices(args) => devices::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
+        Command::Watch(args) => watch::run(args, &output),
     };
     match ended {
         Ok(Outcome::Well) => ExitCode::SUCCESS,
