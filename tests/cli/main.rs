@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_server;
+mod on_devices;
 mod program;
 mod sweep;
 mod usage;
