@@ -24,7 +24,7 @@ fn numbers() -> &'static Numbers {
     static NUMBERS: OnceLock<Numbers> = OnceLock::new();
     NUMBERS.get_or_init(|| {
         let numbers = Numbers::default();
-        metrics::set_global_recorder(numbers.clone()).ok().expect("the first one");
+        metrics::set_global_recorder(numbers.clone()).expect("the first one");
         landfall::metrics::describe();
         numbers
     })

@@ -2,8 +2,10 @@
 
 mod bench;
 mod bench_server;
+mod examined;
 mod on_devices;
 mod program;
+mod roots;
 mod sweep;
 mod usage;
 mod xml;

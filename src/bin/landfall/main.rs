@@ -8,6 +8,7 @@
 mod bench;
 mod device;
 mod devices;
+mod doctor;
 mod measure;
 #[allow(dead_code, reason = "what the next commands print with")]
 mod output;
@@ -38,6 +39,7 @@ enum Command {
     Bench(bench::Args),
     Sweep(sweep::Args),
     Verify(verify::Args),
+    Doctor(doctor::Args),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args, &output),
         Command::Sweep(args) => sweep::run(args, &output),
         Command::Verify(args) => verify::run(args, &output),
+        Command::Doctor(args) => doctor::run(args, &output),
     };
     match ended {
         Ok(Outcome::Well) => ExitCode::SUCCESS,

@@ -35,7 +35,7 @@ struct RailMeter {
 
 /// What has the label `path`.
 struct PathMeter {
-    counters: Vec<(Counter, fn(&ChannelStats) -> u64)>,
+    counters: Vec<(Counter, Count)>,
     retries: Counter,
     write_landed: Histogram,
     read_landed: Histogram,
@@ -43,8 +43,11 @@ struct PathMeter {
     credits_waited: Histogram,
 }
 
+/// One of a channel's counts.
+type Count = fn(&ChannelStats) -> u64;
+
 /// The outcomes, and what of the stats counts each.
-const OUTCOMES: [(&str, &str, fn(&ChannelStats) -> u64); 10] = [
+const OUTCOMES: [(&str, &str, Count); 10] = [
     ("write", "landed", |s| s.landed),
     ("write", "not_delivered", |s| s.not_delivered),
     ("write", "in_doubt", |s| s.in_doubt),
@@ -57,7 +60,7 @@ const OUTCOMES: [(&str, &str, fn(&ChannelStats) -> u64); 10] = [
     ("call", "refused", |s| s.refused),
 ];
 
-const BYTES: [(&str, fn(&ChannelStats) -> u64); 4] = [
+const BYTES: [(&str, Count); 4] = [
     ("write", |s| s.landed_bytes),
     ("read", |s| s.read_bytes),
     ("arrive", |s| s.arrived_bytes),
@@ -68,10 +71,10 @@ impl Meter {
     /// What is costly to find out is found out.
     pub(super) const IS_ON: bool = true;
 
-    /// Of an open channel over these devices, one a rail.
-    pub(super) fn new<'d>(peer: &str, devices: impl Iterator<Item = &'d str>) -> Self {
+    /// Of an open channel over these devices, one a rail, each of which is there or not.
+    pub(super) fn new<'d>(peer: &str, devices: impl Iterator<Item = (&'d str, bool)>) -> Self {
         let peer = if peer.is_empty() { "unnamed" } else { peer }.to_owned();
-        let rail = |(number, device): (usize, &str)| {
+        let rail = |(number, (device, is_up)): (usize, (&str, bool))| {
             let labels = |key: &'static str, value: &'static str| {
                 vec![
                     Label::new("peer", peer.clone()),
@@ -83,13 +86,13 @@ impl Meter {
             let rail = RailMeter {
                 up: ::metrics::gauge!("landfall_rails", labels("state", "up")),
                 down: ::metrics::gauge!("landfall_rails", labels("state", "down")),
-                is_up: true,
+                is_up,
                 written: ::metrics::counter!("landfall_rail_bytes_total", labels("direction", "written")),
                 read: ::metrics::counter!("landfall_rail_bytes_total", labels("direction", "read")),
                 told: (0, 0),
             };
-            rail.up.increment(1.0);
-            rail.down.increment(0.0);
+            rail.up.increment(f64::from(u8::from(is_up)));
+            rail.down.increment(f64::from(u8::from(!is_up)));
             rail
         };
         let rails = devices.enumerate().map(rail).collect();
@@ -210,13 +213,12 @@ impl PathMeter {
             labels.extend(more.iter().map(|(key, value)| Label::from_static_parts(key, value)));
             labels
         };
-        let outcome = |(op, outcome, of): (_, _, fn(&ChannelStats) -> u64)| {
+        let outcome = |(op, outcome, of): (_, _, Count)| {
             let labels = with(&[("op", op), ("outcome", outcome)]);
             (::metrics::counter!("landfall_transfers_total", labels), of)
         };
-        let bytes = |(op, of): (_, fn(&ChannelStats) -> u64)| {
-            (::metrics::counter!("landfall_bytes_total", with(&[("op", op)])), of)
-        };
+        let bytes =
+            |(op, of): (_, Count)| (::metrics::counter!("landfall_bytes_total", with(&[("op", op)])), of);
         let landed = |op| ::metrics::histogram!("landfall_landed_seconds", with(&[("op", op)]));
         Self {
             counters: OUTCOMES.into_iter().map(outcome).chain(BYTES.into_iter().map(bytes)).collect(),

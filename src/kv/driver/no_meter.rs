@@ -10,7 +10,7 @@ pub(super) struct Meter;
 impl Meter {
     pub(super) const IS_ON: bool = false;
 
-    pub(super) fn new<'d>(_: &str, _: impl Iterator<Item = &'d str>) -> Self {
+    pub(super) fn new<'d>(_: &str, _: impl Iterator<Item = (&'d str, bool)>) -> Self {
         Self
     }
 

@@ -16,7 +16,7 @@ const TARGET: &str = "landfall::kv";
 
 /// What carries the queue pairs, in one word.
 fn path_of(queues: &[Queue]) -> &'static str {
-    let mut words = queues.iter().map(|queue| queue.path().0);
+    let mut words = queues.iter().filter(|queue| queue.qp().is_some()).map(|queue| queue.path().0);
     let first = words.next().unwrap_or("mixed");
     if words.all(|word| word == first) { first } else { "mixed" }
 }
