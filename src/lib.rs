@@ -87,6 +87,7 @@
 pub mod connect;
 pub mod counters;
 pub mod device;
+pub mod doctor;
 pub mod error;
 pub mod guide;
 pub mod kv;

@@ -32,9 +32,9 @@ fn quick() -> KvConfig {
 /// An endpoint over these devices, to be written to and read.
 async fn endpoint(devices: &[Device], layout: Layout, config: KvConfig) -> KvEndpoint {
     let pds: Vec<_> = devices.iter().map(|device| device.alloc_pd().unwrap()).collect();
-    let memory = Memory::anonymous(layout.required_bytes());
-    let pool = KvPool::on_rails(&pds.iter().collect::<Vec<_>>(), layout, memory, PoolAccess::Both);
-    KvEndpoint::new(pool.await.unwrap(), config).unwrap()
+    let (pds, memory) = (pds.iter().collect::<Vec<_>>(), Memory::anonymous(layout.required_bytes()));
+    let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Both).await.unwrap();
+    KvEndpoint::new(pool, config).unwrap()
 }
 
 /// So many devices, each with what `faults` says of it, as `LANDFALL_SOFT` has it.
@@ -242,7 +242,7 @@ async fn r4_more_blocks_than_any_queue_holds_on_several_rails_each_way(on: On) {
                 fill(&mut source, round);
                 let grant = ba.grant(ba.pool().try_alloc(BLOCKS).unwrap()).unwrap();
                 let (landed, _) = ab.write(WriteRequest::new(&grant, source)).await;
-                assert!(landed.unwrap().wrs >= BLOCKS.into());
+                assert!(landed.unwrap().wrs >= u64::from(BLOCKS));
                 assert_eq!(wrong(ba.next_arrival().await.unwrap().blocks(), round, |p| p), 0);
             }
             Some(way) => {
@@ -251,7 +251,7 @@ async fn r4_more_blocks_than_any_queue_holds_on_several_rails_each_way(on: On) {
                 let grant = ba.grant_read(source).unwrap();
                 let target = ab.pool().try_alloc(BLOCKS).unwrap();
                 let (done, target) = ab.read(ReadRequest::new(&grant, target).strategy(way)).await;
-                assert_eq!(done.unwrap().descriptors, BLOCKS.into());
+                assert_eq!(done.unwrap().descriptors, u64::from(BLOCKS));
                 assert_eq!(wrong(&target, round, |p| p), 0, "{way:?}");
                 ba.next_served().await.unwrap();
             }
@@ -288,9 +288,10 @@ async fn r5_what_a_rail_had_under_way_is_not_taken_for_what_its_next_life_has(on
             read(&ab, &ba, 16, seed + 1, way),
             write(&ba, &ab, 16, seed + 2)
         );
+        let failed = |channel: &KvChannel| u64::from(channel.path().rails[1].failures) > round;
+        until("both know that it has failed", || failed(&ab) && failed(&ba)).await;
     }
-    let failures = ab.path().rails[1].failures;
-    assert!(failures >= 12 && ab.path().rails[0].failures == 0, "{}", ab.path());
+    assert!(ab.path().rails[0].failures == 0, "{}", ab.path());
     ab.close().await.unwrap();
 }
 
@@ -393,7 +394,7 @@ async fn k5_a_read_over_a_rail_that_stands_still_ends_at_the_users_deadline() {
     for on in [On::Soft(Profile::Default), On::Shm(Profile::ErdmaCompat)] {
         let layout = layout(1, 64, 64 << 10);
         // A byte in a while: nothing that is on its way there comes in this test's time.
-        let slow = |n| if n == 1 { "rate=1000" } else { "" };
+        let slow = |n| if n == 1 { "rate=1024" } else { "" };
         for way in WAYS {
             let (near, far) = (devices(on, 2, |_| ""), devices(on, 2, slow));
             let patient = quick().peer_timeout(Duration::from_secs(600)).heartbeat(Duration::from_secs(300));
