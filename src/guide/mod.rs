@@ -12,6 +12,7 @@
 //! - [`deploying`]: hosts, containers and Kubernetes, by kind of device.
 //! - [`troubleshooting`]: by what a program says.
 //! - [`operating`]: the program `landfall`: devices, doctor, watch, the exporter's names.
+//! - [`measuring`]: bandwidth, latency, the best setting, and whether it is RDMA: the commands, and what their numbers mean.
 //! - [`runtime`]: which runtime drives what, the order of dropping, two runtimes.
 
 #[doc = include_str!("landing.md")]
@@ -49,6 +50,9 @@ pub mod troubleshooting {}
 
 #[doc = include_str!("operating.md")]
 pub mod operating {}
+
+#[doc = include_str!("measuring.md")]
+pub mod measuring {}
 
 #[doc = include_str!("runtime.md")]
 pub mod runtime {}
