@@ -1,0 +1,229 @@
+//! The thread that generates: sequences take turns, a token each. Owns the context; knows nothing of HTTP or channels.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+
+use landfall::kv::Arrival;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::memory;
+use super::prefill_engine::EngineError;
+use super::reservations::Taken;
+use super::text::Text;
+use crate::model::{Context, Model, Sampler};
+use crate::protocol::{DecodeEvent, DecodeRequest, Finish, Token, words};
+
+/// A sequence to go on with.
+#[derive(Debug)]
+struct Job {
+    request: DecodeRequest,
+    taken: Taken,
+    /// Closed: nobody listens any more. As long as `max_tokens` says, and so bounded by the context.
+    events: UnboundedSender<DecodeEvent>,
+}
+
+/// A handle to the thread, which ends with the last one.
+#[derive(Clone, Debug)]
+pub struct DecodeEngine {
+    jobs: mpsc::Sender<Job>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    active: AtomicU32,
+    abandoned: AtomicU64,
+}
+
+impl DecodeEngine {
+    /// Starts the thread, and waits until it has its context. Blocks for that long.
+    ///
+    /// # Errors
+    /// [`EngineError::Model`].
+    pub fn start(model: Arc<Model>, (slots, tokens, threads): (u32, u32, u32)) -> Result<Self, EngineError> {
+        let (jobs, todo) = mpsc::channel();
+        let (ready, started) = mpsc::channel();
+        let counts = Arc::new(Counts::default());
+        let shared = counts.clone();
+        std::thread::spawn(move || match model.context(slots, tokens, threads) {
+            Ok(context) => {
+                let free = (0..slots).rev().collect();
+                let engine = Engine {
+                    model: &model,
+                    context,
+                    free,
+                    running: Vec::new(),
+                    state: Vec::new(),
+                    counts: shared,
+                };
+                if ready.send(Ok(())).is_ok() {
+                    engine.serve(&todo);
+                }
+            }
+            Err(error) => _ = ready.send(Err(error)),
+        });
+        started.recv().map_err(|_| EngineError::Gone)??;
+        Ok(Self { jobs, counts })
+    }
+
+    /// Goes on from what has landed; each token goes to `events`, and last `Done` or `Failed`.
+    ///
+    /// # Errors
+    /// [`EngineError::Gone`].
+    pub fn generate(
+        &self,
+        request: DecodeRequest,
+        taken: Taken,
+        events: UnboundedSender<DecodeEvent>,
+    ) -> Result<(), EngineError> {
+        self.jobs.send(Job { request, taken, events }).map_err(|_| EngineError::Gone)
+    }
+
+    /// Sequences that are being generated.
+    pub fn active(&self) -> u32 {
+        self.counts.active.load(Ordering::Relaxed)
+    }
+
+    /// Sequences that were ended because nobody listened any more.
+    pub fn abandoned(&self) -> u64 {
+        self.counts.abandoned.load(Ordering::Relaxed)
+    }
+}
+
+/// A sequence that is being generated.
+struct Sequence {
+    /// Its cache in the context.
+    number: u32,
+    /// Tokens in the cache.
+    len: usize,
+    last: Token,
+    left: u32,
+    sampler: Sampler,
+    text: Text,
+    events: UnboundedSender<DecodeEvent>,
+    _slot: OwnedSemaphorePermit,
+}
+
+struct Engine<'a> {
+    model: &'a Model,
+    context: Context<'a>,
+    free: Vec<u32>,
+    running: Vec<Sequence>,
+    /// Kept between sequences.
+    state: Vec<u8>,
+    counts: Arc<Counts>,
+}
+
+impl Engine<'_> {
+    fn serve(mut self, todo: &mpsc::Receiver<Job>) {
+        loop {
+            // With nothing to generate it sleeps until there is something.
+            let job = if self.running.is_empty() { todo.recv().ok() } else { todo.try_recv().ok() };
+            match job {
+                Some(job) => self.begin(job),
+                None if self.running.is_empty() => return,
+                None => self.round(),
+            }
+            self.counts.active.store(self.running.len() as u32, Ordering::Relaxed);
+        }
+    }
+
+    fn begin(&mut self, job: Job) {
+        let Job { request, taken, events } = job;
+        if events.is_closed() {
+            return self.abandon();
+        }
+        // There are as many caches as slots, and the job holds a slot.
+        let Some(number) = self.free.pop() else {
+            let why = "no cache is free, though a slot was; restart the worker".to_owned();
+            let _ = events.send(DecodeEvent::Failed { why });
+            return;
+        };
+        if let Err(error) = self.restore(number, &request, taken.arrival) {
+            self.free.push(number);
+            let _ = events.send(DecodeEvent::Failed { why: words(&error) });
+            return;
+        }
+        let mut sequence = Sequence {
+            number,
+            len: request.prompt_tokens as usize,
+            last: request.first,
+            left: request.max_tokens,
+            sampler: Sampler::new(&request.sampling, 1),
+            text: Text::default(),
+            events,
+            _slot: taken.slot,
+        };
+        // The first token came from the prefill worker.
+        if self.emit(&mut sequence, request.first) {
+            self.running.push(sequence);
+        } else {
+            self.end(sequence);
+        }
+    }
+
+    /// From the registered blocks to the context. The blocks go back to the pool.
+    fn restore(&mut self, number: u32, request: &DecodeRequest, arrival: Arrival) -> Result<(), EngineError> {
+        memory::drain(arrival.blocks(), request.state_bytes, &mut self.state)?;
+        drop(arrival);
+        self.context.restore(number, &self.state)?;
+        Ok(())
+    }
+
+    /// A token for each sequence.
+    fn round(&mut self) {
+        for mut sequence in std::mem::take(&mut self.running) {
+            if sequence.events.is_closed() {
+                self.abandon();
+                self.end(sequence);
+                continue;
+            }
+            match self.context.compute(sequence.number, sequence.len, &[sequence.last]) {
+                Ok(()) => {
+                    sequence.len += 1;
+                    let token = self.context.sample(&mut sequence.sampler);
+                    if self.emit(&mut sequence, token) {
+                        self.running.push(sequence);
+                    } else {
+                        self.end(sequence);
+                    }
+                }
+                Err(error) => {
+                    let _ = sequence.events.send(DecodeEvent::Failed { why: words(&error) });
+                    self.end(sequence);
+                }
+            }
+        }
+    }
+
+    /// Sends a token, or the end. Whether there is more to come.
+    fn emit(&self, sequence: &mut Sequence, token: Token) -> bool {
+        let send = |event| sequence.events.send(event).is_ok();
+        if self.model.is_end(token) {
+            let rest = std::mem::take(&mut sequence.text).finish();
+            return send(DecodeEvent::Done { finish: Finish::Stop, rest }) && false;
+        }
+        sequence.last = token;
+        sequence.left = sequence.left.saturating_sub(1);
+        let text = sequence.text.push(&self.model.piece(token));
+        if !send(DecodeEvent::Token { token, text }) {
+            return false;
+        }
+        if sequence.left == 0 {
+            let rest = std::mem::take(&mut sequence.text).finish();
+            return send(DecodeEvent::Done { finish: Finish::Length, rest }) && false;
+        }
+        true
+    }
+
+    fn abandon(&self) {
+        self.counts.abandoned.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn end(&mut self, sequence: Sequence) {
+        // What is not forgotten here is when the next one is restored.
+        let _ = self.context.truncate(sequence.number, 0);
+        self.free.push(sequence.number);
+    }
+}
