@@ -67,14 +67,16 @@ async fn k5_a_prefill_worker_killed_in_mid_prompt_is_replaced_by_another() {
     let mut cluster = start(config(2, 1, "auto")).await;
     let long = prompt(800);
     let (tokens, _) = alone(&long, 8);
-    let sent = async { whole(send(&cluster, &body(&long, 8)).await).await };
-    let mut sent = std::pin::pin!(sent);
-    let n = tokio::select! {
-        n = until(&cluster, Role::Prefill, |load| load.computing > 0) => n,
-        (_, usage) = &mut sent => panic!("it was answered before it could be disturbed: {usage}"),
+    let (n, usage) = {
+        let request = body(&long, 8);
+        let mut sent = std::pin::pin!(async { whole(send(&cluster, &request).await).await });
+        let n = tokio::select! {
+            n = until(&cluster, Role::Prefill, |load| load.computing > 0) => n,
+            (_, usage) = &mut sent => panic!("it was answered before it could be disturbed: {usage}"),
+        };
+        signal(cluster.workers[n].1.pid(), "-KILL").await;
+        (n, sent.await.1)
     };
-    signal(cluster.workers[n].1.pid(), "-KILL").await;
-    let (_, usage) = sent.await;
     assert_eq!(usage["landfall"]["token_ids"], json!(tokens));
     assert_eq!(usage["landfall"]["attempts"], 2);
     cluster.restart(n).await.unwrap();

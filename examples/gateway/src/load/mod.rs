@@ -109,8 +109,8 @@ pub async fn measure(args: LoadArgs) -> Result<Report, LoadError> {
     if args.prompt_tokens.is_empty() || args.prompt_tokens.contains(&0) {
         return wrong("prompt-tokens", "lengths above 0");
     }
-    if !(args.seconds > 0.0 && args.seconds <= 86_400.0) || !(args.timeout > 0.0 && args.timeout <= 86_400.0)
-    {
+    let a_day = |seconds: f64| seconds > 0.0 && seconds <= 86_400.0;
+    if !a_day(args.seconds) || !a_day(args.timeout) {
         return wrong("seconds and --timeout", "above 0, and at most a day");
     }
     if args.concurrency == 0 {

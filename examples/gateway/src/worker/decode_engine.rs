@@ -105,6 +105,13 @@ struct Sequence {
     _slot: OwnedSemaphorePermit,
 }
 
+impl Sequence {
+    fn finish(&mut self, finish: Finish) {
+        let rest = std::mem::take(&mut self.text).finish();
+        let _ = self.events.send(DecodeEvent::Done { finish, rest });
+    }
+}
+
 struct Engine<'a> {
     model: &'a Model,
     context: Context<'a>,
@@ -199,22 +206,19 @@ impl Engine<'_> {
 
     /// Sends a token, or the end. Whether there is more to come.
     fn emit(&self, sequence: &mut Sequence, token: Token) -> bool {
-        let send = |event| sequence.events.send(event).is_ok();
         if self.model.is_end(token) {
-            let rest = std::mem::take(&mut sequence.text).finish();
-            return send(DecodeEvent::Done { finish: Finish::Stop, rest }) && false;
+            sequence.finish(Finish::Stop);
+            return false;
         }
         sequence.last = token;
         sequence.left = sequence.left.saturating_sub(1);
         let text = sequence.text.push(&self.model.piece(token));
-        if !send(DecodeEvent::Token { token, text }) {
-            return false;
-        }
+        // Whoever has hung up meanwhile is seen in the next round.
+        let _ = sequence.events.send(DecodeEvent::Token { token, text });
         if sequence.left == 0 {
-            let rest = std::mem::take(&mut sequence.text).finish();
-            return send(DecodeEvent::Done { finish: Finish::Length, rest }) && false;
+            sequence.finish(Finish::Length);
         }
-        true
+        sequence.left > 0
     }
 
     fn abandon(&self) {
