@@ -1,9 +1,8 @@
 //! The model: a GGUF file in llama.cpp, its tokeniser and chat template, and contexts that compute sequences. Blocks; the
 //! workers' engines call it on threads of their own.
 //!
-//! A context keeps each sequence in a KV cache of its own, and computes one sequence at a time. What comes out does then not
-//! depend on what else is being computed: the same prompt gives the same tokens under any load. Computing several sequences
-//! in one batch would be faster, and rounds differently.
+//! A context holds one sequence. What comes out does then not depend on what else is being computed: the same prompt gives the
+//! same tokens under any load. Computing several sequences in one batch would be faster, and rounds differently.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -122,16 +121,14 @@ impl Model {
         self.model.n_vocab()
     }
 
-    /// A context for `sequences` sequences of up to `tokens` tokens each.
+    /// A context for a sequence of up to `tokens` tokens. Not from several threads at once: llama.cpp changes the model meanwhile.
     ///
     /// # Errors
     /// When llama.cpp has no memory for it.
-    pub fn context(&self, sequences: u32, tokens: u32, threads: u32) -> Result<Context<'_>, ModelError> {
+    pub fn context(&self, tokens: u32, threads: u32) -> Result<Context<'_>, ModelError> {
         let params = LlamaContextParams::default()
-            .with_n_ctx(NonZeroU32::new(sequences * tokens))
-            .with_n_seq_max(sequences)
-            // Each sequence from cell 0 of a cache of its own.
-            .with_kv_unified(false)
+            .with_n_ctx(NonZeroU32::new(tokens))
+            .with_n_seq_max(1)
             .with_n_batch(CHUNK as u32)
             .with_n_ubatch(CHUNK as u32)
             .with_n_threads(threads as i32)
@@ -142,7 +139,7 @@ impl Model {
     }
 }
 
-/// The KV caches of some sequences. Of one thread.
+/// The KV cache of one sequence. Of one thread.
 #[derive(Debug)]
 pub struct Context<'a> {
     inner: LlamaContext<'a>,
@@ -150,16 +147,16 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Computes up to [`CHUNK`] tokens of `sequence`, from position `at` on. The next [`sample`](Self::sample) is about the last.
+    /// Computes up to [`CHUNK`] tokens, from position `at` on. The next [`sample`](Self::sample) is about the last.
     ///
     /// # Errors
     /// What llama.cpp says: no room, or more tokens than a chunk.
-    pub fn compute(&mut self, sequence: u32, at: usize, tokens: &[Token]) -> Result<(), ModelError> {
+    pub fn compute(&mut self, at: usize, tokens: &[Token]) -> Result<(), ModelError> {
         self.batch.clear();
         for (i, &token) in tokens.iter().enumerate() {
             let last = i + 1 == tokens.len();
             self.batch
-                .add(LlamaToken(token), (at + i) as i32, &[sequence as i32], last)
+                .add(LlamaToken(token), (at + i) as i32, &[0], last)
                 .map_err(|e| llama("filling a batch")(&e))?;
         }
         self.inner.decode(&mut self.batch).map_err(|e| llama("computing tokens")(&e))
@@ -170,35 +167,34 @@ impl Context<'_> {
         sampler.0.sample(&self.inner, -1).0
     }
 
-    /// Forgets `sequence` from position `from` on.
+    /// Forgets the sequence from position `from` on.
     ///
     /// # Errors
     /// A position beyond what llama.cpp counts.
-    pub fn truncate(&mut self, sequence: u32, from: usize) -> Result<(), ModelError> {
+    pub fn truncate(&mut self, from: usize) -> Result<(), ModelError> {
         self.inner
-            .clear_kv_cache_seq(Some(sequence), Some(from as u32), None)
+            .clear_kv_cache_seq(Some(0), Some(from as u32), None)
             .map(|_| ())
             .map_err(|e| llama("dropping a sequence")(&e))
     }
 
-    /// Bytes of the state of `sequence` now.
-    pub fn state_bytes(&self, sequence: u32) -> usize {
-        self.inner.state_seq_get_size_ext(sequence as i32, LlamaStateSeqFlags::empty())
+    /// Bytes of the sequence's state now.
+    pub fn state_bytes(&self) -> usize {
+        self.inner.state_seq_get_size_ext(0, LlamaStateSeqFlags::empty())
     }
 
-    /// Writes the state of `sequence` to `into`, which becomes as long as it is.
+    /// Writes the sequence's state to `into`, which becomes as long as it is.
     ///
     /// # Errors
     /// [`ModelError::State`].
-    pub fn save(&self, sequence: u32, into: &mut Vec<u8>) -> Result<(), ModelError> {
-        let announced = self.state_bytes(sequence);
+    pub fn save(&self, into: &mut Vec<u8>) -> Result<(), ModelError> {
+        let announced = self.state_bytes();
         into.clear();
         into.reserve(announced);
         // SAFETY: the vector has room for the `announced` bytes, which is what llama.cpp writes at most: nothing was computed
         // in between.
-        let wrote = unsafe {
-            self.inner.state_seq_get_data_ext(into.as_mut_ptr(), sequence as i32, LlamaStateSeqFlags::empty())
-        };
+        let wrote =
+            unsafe { self.inner.state_seq_get_data_ext(into.as_mut_ptr(), 0, LlamaStateSeqFlags::empty()) };
         if wrote != announced {
             return Err(ModelError::State { wrote, announced });
         }
@@ -207,18 +203,17 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Makes `state` that of `sequence`.
+    /// Makes `state` the sequence's.
     ///
     /// # Errors
     /// [`ModelError::NotRestored`]; the sequence is empty then.
-    pub fn restore(&mut self, sequence: u32, state: &[u8]) -> Result<(), ModelError> {
-        self.truncate(sequence, 0)?;
+    pub fn restore(&mut self, state: &[u8]) -> Result<(), ModelError> {
+        self.truncate(0)?;
         // SAFETY: llama.cpp reads within the slice's length and checks what it reads against its own shape. That the bytes are
         // a state is the peer's word: workers of one model trust each other.
-        let taken =
-            unsafe { self.inner.state_seq_set_data_ext(state, sequence as i32, LlamaStateSeqFlags::empty()) };
+        let taken = unsafe { self.inner.state_seq_set_data_ext(state, 0, LlamaStateSeqFlags::empty()) };
         if !taken {
-            self.truncate(sequence, 0)?;
+            self.truncate(0)?;
             return Err(ModelError::NotRestored { bytes: state.len() });
         }
         Ok(())
@@ -251,9 +246,9 @@ pub fn generate(
     max_tokens: u32,
     sampling: &Sampling,
 ) -> Result<Vec<Token>, ModelError> {
-    let mut context = model.context(1, prompt.len() as u32 + max_tokens, 1)?;
+    let mut context = model.context(prompt.len() as u32 + max_tokens, 1)?;
     for (n, chunk) in prompt.chunks(CHUNK).enumerate() {
-        context.compute(0, n * CHUNK, chunk)?;
+        context.compute(n * CHUNK, chunk)?;
     }
     let mut out = vec![context.sample(&mut Sampler::new(sampling, 0))];
     let mut sampler = Sampler::new(sampling, 1);
@@ -262,7 +257,7 @@ pub fn generate(
         if model.is_end(last) {
             break;
         }
-        context.compute(0, prompt.len() + out.len() - 1, &[last])?;
+        context.compute(prompt.len() + out.len() - 1, &[last])?;
         out.push(context.sample(&mut sampler));
     }
     Ok(out)

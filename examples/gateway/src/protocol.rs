@@ -190,7 +190,7 @@ pub enum DecodeEvent {
     /// The end, and what is left of an unfinished character. An answer without it was cut off.
     Done { finish: Finish, rest: String },
     /// The end, without an answer.
-    Failed { why: String },
+    Failed { fault: Fault, why: String },
 }
 
 /// Why an answer ended.
@@ -224,6 +224,20 @@ pub enum Answer {
         attempt: u64,
         why: String,
     },
+    /// There never is so much room.
+    TooLarge {
+        attempt: u64,
+        why: String,
+    },
+}
+
+impl Answer {
+    /// Which attempt's.
+    pub fn attempt(&self) -> u64 {
+        let (Self::Granted { attempt, .. } | Self::Busy { attempt, .. } | Self::TooLarge { attempt, .. }) =
+            self;
+        *attempt
+    }
 }
 
 /// Whose fault it is that a worker did not do what it was asked to, and so what the gateway does.

@@ -28,8 +28,13 @@ pub enum AttemptError {
         worker: String,
         /// Its life.
         epoch: u64,
+        /// Whether it still answers: then only this request is the worse for it.
+        answers: bool,
         why: String,
     },
+    /// What a worker says of the one at the other end of the channel.
+    #[error("the worker at the other end of the channel failed: {0}")]
+    Peer(String),
     /// The time was over.
     #[error("the time was over")]
     Deadline,
@@ -116,7 +121,10 @@ pub async fn run(
                 match serde_json::from_slice(&line) {
                     Ok(DecodeEvent::Token { token, text }) => listener.token(token, text)?,
                     Ok(DecodeEvent::Done { finish, rest }) => return Ok((finish, rest)),
-                    Ok(DecodeEvent::Failed { why }) => return Err(lost(&decode.worker, why)),
+                    Ok(DecodeEvent::Failed { fault: Fault::Deadline, .. }) => {
+                        return Err(AttemptError::Deadline);
+                    }
+                    Ok(DecodeEvent::Failed { why, .. }) => return Err(failed(&decode.worker, why)),
                     Err(error) => return Err(lost(&decode.worker, words(&error))),
                 }
             }
@@ -166,19 +174,26 @@ async fn post(
         Fault::Request => AttemptError::Refused(refusal.message),
         Fault::Busy => AttemptError::Busy(refusal.message),
         Fault::Deadline => AttemptError::Deadline,
-        Fault::Worker => lost(worker, refusal.message),
-        Fault::Peer => AttemptError::Lost { worker: String::new(), epoch: 0, why: refusal.message },
+        Fault::Worker => failed(worker, refusal.message),
+        Fault::Peer => AttemptError::Peer(refusal.message),
     })
 }
 
 fn lost(worker: &Worker, why: impl Into<String>) -> AttemptError {
-    AttemptError::Lost { worker: worker.name.clone(), epoch: worker.epoch, why: why.into() }
+    let (worker, epoch, why) = (worker.name.clone(), worker.epoch, why.into());
+    AttemptError::Lost { worker, epoch, answers: false, why }
+}
+
+/// Of one that says so itself.
+fn failed(worker: &Worker, why: impl Into<String>) -> AttemptError {
+    let (worker, epoch, why) = (worker.name.clone(), worker.epoch, why.into());
+    AttemptError::Lost { worker, epoch, answers: true, why }
 }
 
 /// Names the worker that a refusal for the peer's fault is about.
 fn blame(error: AttemptError, worker: &Worker) -> AttemptError {
     match error {
-        AttemptError::Lost { worker: name, why, .. } if name.is_empty() => lost(worker, why),
+        AttemptError::Peer(why) => lost(worker, why),
         other => other,
     }
 }

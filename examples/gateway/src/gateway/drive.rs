@@ -106,10 +106,13 @@ impl Request<'_> {
                     }
                     continue;
                 }
-                Err(AttemptError::Lost { worker, epoch, why }) => {
+                Err(AttemptError::Peer(why)) => why,
+                Err(AttemptError::Lost { worker, epoch, answers, why }) => {
                     tracing::warn!(worker, why, "lost a worker under a request");
                     let failed = if epoch == prefill.epoch { &prefill } else { &decode };
-                    self.gateway.fleet.suspect(failed);
+                    if !answers {
+                        self.gateway.fleet.suspect(failed);
+                    }
                     self.gateway.metrics.lost(failed.role);
                     avoid.push(epoch);
                     format!("{worker}: {why}")

@@ -109,7 +109,8 @@ impl Fleet {
         self.dispatch(state);
     }
 
-    /// A seat at a prefill and a decode worker, when it is this request's turn. Lives in `avoid` are not taken.
+    /// A seat at a prefill and a decode worker, when it is this request's turn. Lives in `avoid` are taken only where there
+    /// is no other.
     ///
     /// # Errors
     /// [`NoSeat`], at once.
@@ -125,7 +126,7 @@ impl Fleet {
         let mut state = self.lock();
         // Whoever has left does not count.
         state.waiting.retain(|waiter| !waiter.sender.is_closed());
-        if state.waiting.len() >= self.queue && !state.has_free(&avoid) {
+        if state.waiting.len() >= self.queue && !state.has_free() {
             return Err(NoSeat::Full { waiting: state.waiting.len(), retry_after: state.retry_after() });
         }
         state.waiting.push_back(Waiter { prefix, avoid, sender });
@@ -191,7 +192,7 @@ impl Fleet {
                 state.waiting.remove(at);
                 continue;
             }
-            // One that avoids workers must not hold up those behind it.
+            // One that no pair fits must not hold up those behind it.
             let Some(pair) = self.pair(&mut state, at) else {
                 at += 1;
                 continue;
@@ -209,12 +210,12 @@ impl Fleet {
 
     fn pair(self: &Arc<Self>, state: &mut State, at: usize) -> Option<Pair> {
         let Waiter { prefix, avoid, .. } = &state.waiting[at];
-        let decode: Vec<&Member> = state.free(Role::Decode, avoid).collect();
+        let decode: Vec<&Member> = state.free(Role::Decode).collect();
         let fits = |a: &Member| decode.iter().any(|b| a.worker.model == b.worker.model);
-        let prefill: Vec<&Member> = state.free(Role::Prefill, avoid).filter(|m| fits(m)).collect();
+        let prefill = others(state.free(Role::Prefill).filter(|m| fits(m)).collect(), avoid);
         let prefill = choose(&prefill, |candidates| self.route.prefill(*prefix, candidates))?;
-        let decode: Vec<&Member> =
-            decode.into_iter().filter(|m| m.worker.model == prefill.worker.model).collect();
+        let decode = decode.into_iter().filter(|m| m.worker.model == prefill.worker.model);
+        let decode = others(decode.collect(), avoid);
         let decode = choose(&decode, |candidates| self.route.decode(*prefix, candidates))?;
         let (prefill, decode) = (prefill.worker.clone(), decode.worker.clone());
         Some(Pair { prefill: self.seat(state, prefill), decode: self.seat(state, decode) })
@@ -228,6 +229,12 @@ impl Fleet {
         }
         Seat { fleet: self.clone(), worker, life, since: Instant::now() }
     }
+}
+
+/// Those that are not to be avoided; all, if there is none.
+fn others<'a>(members: Vec<&'a Member>, avoid: &[u64]) -> Vec<&'a Member> {
+    let others: Vec<_> = members.iter().copied().filter(|m| !avoid.contains(&m.worker.epoch)).collect();
+    if others.is_empty() { members } else { others }
 }
 
 fn choose<'a>(members: &[&'a Member], by: impl Fn(&[Candidate<'_>]) -> usize) -> Option<&'a Member> {
@@ -246,20 +253,17 @@ impl Member {
 }
 
 impl State {
-    fn free(&self, role: Role, avoid: &[u64]) -> impl Iterator<Item = &Member> {
+    fn free(&self, role: Role) -> impl Iterator<Item = &Member> {
         self.members.values().filter(move |member| {
-            member.worker.role == role
-                && member.is_open()
-                && member.in_flight < member.worker.slots
-                && !avoid.contains(&member.worker.epoch)
+            member.worker.role == role && member.is_open() && member.in_flight < member.worker.slots
         })
     }
 
-    fn has_free(&self, avoid: &[u64]) -> bool {
+    fn has_free(&self) -> bool {
         // Nobody may overtake those who wait.
         self.waiting.is_empty()
-            && self.free(Role::Prefill, avoid).next().is_some()
-            && self.free(Role::Decode, avoid).next().is_some()
+            && self.free(Role::Prefill).next().is_some()
+            && self.free(Role::Decode).next().is_some()
     }
 
     /// As long as those who wait will take, at the pace of late.
@@ -296,3 +300,7 @@ pub struct Levels {
     pub prefilling: u32,
     pub decoding: u32,
 }
+
+#[cfg(test)]
+#[path = "fleet_tests.rs"]
+mod tests;

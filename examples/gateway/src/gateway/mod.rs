@@ -24,7 +24,7 @@ use crate::directory::{Directory, DirectoryError, DirectoryUri};
 use crate::metrics::Metrics;
 use crate::worker::{WorkerError, bind, stop_signal};
 use fleet::Fleet;
-use route::ByPrefix;
+use route::{ByPrefix, Route};
 
 /// The options of the gateway.
 #[derive(Args, Clone, Debug)]
@@ -88,6 +88,14 @@ impl Gateway {
 /// # Errors
 /// [`GatewayError`].
 pub async fn run(args: GatewayArgs) -> Result<(), GatewayError> {
+    run_with(args, Box::new(ByPrefix)).await
+}
+
+/// As [`run`], with another way to choose workers.
+///
+/// # Errors
+/// [`GatewayError`].
+pub async fn run_with(args: GatewayArgs, route: Box<dyn Route>) -> Result<(), GatewayError> {
     for (name, seconds) in
         [("timeout", args.timeout), ("max-timeout", args.max_timeout), ("drain", args.drain)]
     {
@@ -100,7 +108,7 @@ pub async fn run(args: GatewayArgs) -> Result<(), GatewayError> {
     let drain = Duration::from_secs_f64(args.drain);
     let gateway = Arc::new(Gateway {
         client: crate::http_client(),
-        fleet: Fleet::new(Box::new(ByPrefix), args.queue),
+        fleet: Fleet::new(route, args.queue),
         metrics: Metrics::default(),
         draining: AtomicBool::new(false),
         args,

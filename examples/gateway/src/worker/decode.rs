@@ -99,7 +99,7 @@ async fn decode(
             let event = match timeout_at(deadline, lines.recv()).await {
                 Ok(Some(event)) => event,
                 Ok(None) => break,
-                Err(_) => DecodeEvent::Failed { why: "the time was over".to_owned() },
+                Err(_) => DecodeEvent::Failed { fault: Fault::Deadline, why: "the time was over".to_owned() },
             };
             let last = !matches!(event, DecodeEvent::Token { .. });
             let mut line = serde_json::to_vec(&event)?;

@@ -1,4 +1,5 @@
-//! The thread that generates: sequences take turns, a token each. Owns the context; knows nothing of HTTP or channels.
+//! The thread that generates: sequences take turns, a token each, every one in a context of its own. Owns the contexts; knows
+//! nothing of HTTP or channels.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,7 +13,7 @@ use super::prefill_engine::EngineError;
 use super::reservations::Taken;
 use super::text::Text;
 use crate::model::{Context, Model, Sampler};
-use crate::protocol::{DecodeEvent, DecodeRequest, Finish, Token, words};
+use crate::protocol::{DecodeEvent, DecodeRequest, Fault, Finish, Token, words};
 
 /// A sequence to go on with.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ struct Counts {
 }
 
 impl DecodeEngine {
-    /// Starts the thread, and waits until it has its context. Blocks for that long.
+    /// Starts the thread, and waits until it has its contexts. Blocks for that long.
     ///
     /// # Errors
     /// [`EngineError::Model`].
@@ -46,22 +47,23 @@ impl DecodeEngine {
         let (ready, started) = mpsc::channel();
         let counts = Arc::new(Counts::default());
         let shared = counts.clone();
-        std::thread::spawn(move || match model.context(slots, tokens, threads) {
-            Ok(context) => {
-                let free = (0..slots).rev().collect();
-                let engine = Engine {
-                    model: &model,
-                    context,
-                    free,
-                    running: Vec::new(),
-                    state: Vec::new(),
-                    counts: shared,
-                };
-                if ready.send(Ok(())).is_ok() {
-                    engine.serve(&todo);
+        std::thread::spawn(move || {
+            let contexts: Result<Vec<_>, _> = (0..slots).map(|_| model.context(tokens, threads)).collect();
+            match contexts {
+                Ok(free) => {
+                    let engine = Engine {
+                        model: &model,
+                        free,
+                        running: Vec::new(),
+                        state: Vec::new(),
+                        counts: shared,
+                    };
+                    if ready.send(Ok(())).is_ok() {
+                        engine.serve(&todo);
+                    }
                 }
+                Err(error) => _ = ready.send(Err(error)),
             }
-            Err(error) => _ = ready.send(Err(error)),
         });
         started.recv().map_err(|_| EngineError::Gone)??;
         Ok(Self { jobs, counts })
@@ -92,9 +94,8 @@ impl DecodeEngine {
 }
 
 /// A sequence that is being generated.
-struct Sequence {
-    /// Its cache in the context.
-    number: u32,
+struct Sequence<'a> {
+    context: Context<'a>,
     /// Tokens in the cache.
     len: usize,
     last: Token,
@@ -105,7 +106,7 @@ struct Sequence {
     _slot: OwnedSemaphorePermit,
 }
 
-impl Sequence {
+impl Sequence<'_> {
     fn finish(&mut self, finish: Finish) {
         let rest = std::mem::take(&mut self.text).finish();
         let _ = self.events.send(DecodeEvent::Done { finish, rest });
@@ -114,15 +115,14 @@ impl Sequence {
 
 struct Engine<'a> {
     model: &'a Model,
-    context: Context<'a>,
-    free: Vec<u32>,
-    running: Vec<Sequence>,
+    free: Vec<Context<'a>>,
+    running: Vec<Sequence<'a>>,
     /// Kept between sequences.
     state: Vec<u8>,
     counts: Arc<Counts>,
 }
 
-impl Engine<'_> {
+impl<'a> Engine<'a> {
     fn serve(mut self, todo: &mpsc::Receiver<Job>) {
         loop {
             // With nothing to generate it sleeps until there is something.
@@ -141,19 +141,19 @@ impl Engine<'_> {
         if events.is_closed() {
             return self.abandon();
         }
-        // There are as many caches as slots, and the job holds a slot.
-        let Some(number) = self.free.pop() else {
-            let why = "no cache is free, though a slot was; restart the worker".to_owned();
-            let _ = events.send(DecodeEvent::Failed { why });
+        // There are as many contexts as slots, and the job holds a slot.
+        let Some(mut context) = self.free.pop() else {
+            let why = "no context is free, though a slot was; restart the worker".to_owned();
+            let _ = events.send(failed(why));
             return;
         };
-        if let Err(error) = self.restore(number, &request, taken.arrival) {
-            self.free.push(number);
-            let _ = events.send(DecodeEvent::Failed { why: words(&error) });
+        if let Err(error) = self.restore(&mut context, &request, taken.arrival) {
+            self.free.push(context);
+            let _ = events.send(failed(words(&error)));
             return;
         }
         let mut sequence = Sequence {
-            number,
+            context,
             len: request.prompt_tokens as usize,
             last: request.first,
             left: request.max_tokens,
@@ -171,10 +171,15 @@ impl Engine<'_> {
     }
 
     /// From the registered blocks to the context. The blocks go back to the pool.
-    fn restore(&mut self, number: u32, request: &DecodeRequest, arrival: Arrival) -> Result<(), EngineError> {
+    fn restore(
+        &mut self,
+        context: &mut Context<'_>,
+        request: &DecodeRequest,
+        arrival: Arrival,
+    ) -> Result<(), EngineError> {
         memory::drain(arrival.blocks(), request.state_bytes, &mut self.state)?;
         drop(arrival);
-        self.context.restore(number, &self.state)?;
+        context.restore(&self.state)?;
         Ok(())
     }
 
@@ -186,10 +191,10 @@ impl Engine<'_> {
                 self.end(sequence);
                 continue;
             }
-            match self.context.compute(sequence.number, sequence.len, &[sequence.last]) {
+            match sequence.context.compute(sequence.len, &[sequence.last]) {
                 Ok(()) => {
                     sequence.len += 1;
-                    let token = self.context.sample(&mut sequence.sampler);
+                    let token = sequence.context.sample(&mut sequence.sampler);
                     if self.emit(&mut sequence, token) {
                         self.running.push(sequence);
                     } else {
@@ -197,7 +202,7 @@ impl Engine<'_> {
                     }
                 }
                 Err(error) => {
-                    let _ = sequence.events.send(DecodeEvent::Failed { why: words(&error) });
+                    let _ = sequence.events.send(failed(words(&error)));
                     self.end(sequence);
                 }
             }
@@ -205,7 +210,7 @@ impl Engine<'_> {
     }
 
     /// Sends a token, or the end. Whether there is more to come.
-    fn emit(&self, sequence: &mut Sequence, token: Token) -> bool {
+    fn emit(&self, sequence: &mut Sequence<'_>, token: Token) -> bool {
         if self.model.is_end(token) {
             sequence.finish(Finish::Stop);
             return false;
@@ -225,9 +230,13 @@ impl Engine<'_> {
         self.counts.abandoned.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn end(&mut self, sequence: Sequence) {
+    fn end(&mut self, mut sequence: Sequence<'a>) {
         // What is not forgotten here is when the next one is restored.
-        let _ = self.context.truncate(sequence.number, 0);
-        self.free.push(sequence.number);
+        let _ = sequence.context.truncate(0);
+        self.free.push(sequence.context);
     }
+}
+
+fn failed(why: String) -> DecodeEvent {
+    DecodeEvent::Failed { fault: Fault::Worker, why }
 }

@@ -31,6 +31,8 @@ pub enum LinkError {
     Silent(Duration),
     #[error("the decode worker has no room: {0}")]
     Busy(String),
+    #[error("the decode worker's pool is too small: {0}")]
+    TooLarge(String),
     #[error("the KV cache did not land")]
     Write(#[from] WriteError),
 }
@@ -40,6 +42,7 @@ impl LinkError {
     pub fn fault(&self) -> Fault {
         match self {
             Self::Busy(_) => Fault::Busy,
+            Self::TooLarge(_) => Fault::Request,
             _ => Fault::Peer,
         }
     }
@@ -105,10 +108,9 @@ impl Link {
                 Ok(message) => message,
                 Err(closed) => return closed,
             };
-            match serde_json::from_slice(&message) {
+            match serde_json::from_slice::<Answer>(&message) {
                 Ok(answer) => {
-                    let (Answer::Granted { attempt, .. } | Answer::Busy { attempt, .. }) = &answer;
-                    if let Some(waits) = lock(&self.waiting).remove(attempt) {
+                    if let Some(waits) = lock(&self.waiting).remove(&answer.attempt()) {
                         let _ = waits.send(answer);
                     }
                 }
@@ -142,6 +144,10 @@ impl Link {
             Ok(Ok(Answer::Busy { why, .. })) => {
                 release.armed = false;
                 Err(LinkError::Busy(why))
+            }
+            Ok(Ok(Answer::TooLarge { why, .. })) => {
+                release.armed = false;
+                Err(LinkError::TooLarge(why))
             }
             Ok(Err(_)) => Err(self.channel.closed().await.into()),
             Err(_) => Err(LinkError::Silent(timeout)),

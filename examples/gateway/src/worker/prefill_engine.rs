@@ -76,7 +76,7 @@ impl PrefillEngine {
         let abandoned = Arc::new(AtomicU64::new(0));
         let count = abandoned.clone();
         std::thread::spawn(move || {
-            let prepared = model.context(1, context_tokens, threads).and_then(|mut context| {
+            let prepared = model.context(context_tokens, threads).and_then(|mut context| {
                 let size = measure(&mut context)?;
                 Ok((context, size))
             });
@@ -124,11 +124,11 @@ impl PrefillEngine {
 
 /// Asks llama.cpp, by two sequences of different length.
 fn measure(context: &mut Context<'_>) -> Result<StateSize, ModelError> {
-    context.compute(0, 0, &[0])?;
-    let one = context.state_bytes(0);
-    context.compute(0, 1, &[0])?;
-    let token = context.state_bytes(0) - one;
-    context.truncate(0, 0)?;
+    context.compute(0, &[0])?;
+    let one = context.state_bytes();
+    context.compute(1, &[0])?;
+    let token = context.state_bytes() - one;
+    context.truncate(0)?;
     Ok(StateSize { fixed: one - token, token })
 }
 
@@ -139,7 +139,7 @@ fn serve(mut context: Context<'_>, todo: &mpsc::Receiver<Job>, abandoned: &Atomi
             let start = Instant::now();
             let cached = compute(&mut context, &mut kept, &prompt, || reply.is_closed())?;
             let first = context.sample(&mut Sampler::new(&sampling, 0));
-            context.save(0, &mut state)?;
+            context.save(&mut state)?;
             let mut blocks = blocks;
             memory::fill(&mut blocks, &state)?;
             let (bytes, took) = (state.len() as u64, start.elapsed());
@@ -163,15 +163,15 @@ fn compute(
     // The last token is computed in any case: what follows it is asked for.
     let cached = alike.min(prompt.len() - 1) / CHUNK * CHUNK;
     kept.truncate(cached);
-    context.truncate(0, cached)?;
+    context.truncate(cached)?;
     for chunk in prompt[cached..].chunks(CHUNK) {
         if cancelled() {
             return Err(EngineError::Cancelled);
         }
-        if let Err(error) = context.compute(0, kept.len(), chunk) {
+        if let Err(error) = context.compute(kept.len(), chunk) {
             // What of it is there is not known.
             kept.clear();
-            context.truncate(0, 0)?;
+            context.truncate(0)?;
             return Err(error.into());
         }
         kept.extend_from_slice(chunk);

@@ -219,6 +219,9 @@ impl Channel {
                         self.granted.insert(grant.id(), (attempt, sender));
                         Answer::Granted { attempt, grant }
                     }
+                    Err(error @ ReserveError::Pool(PoolError::TooMany { .. })) => {
+                        Answer::TooLarge { attempt, why: words(&error) }
+                    }
                     Err(error) => Answer::Busy { attempt, why: words(&error) },
                 }
             }
