@@ -79,6 +79,7 @@
 //! # Features
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//! - `metrics`: numbers of all channels through the facade `metrics`; the application chooses the exporter.
 //!
 //! A default build needs a Rust toolchain and nothing else.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -87,10 +88,13 @@
 pub mod connect;
 pub mod counters;
 pub mod device;
+pub mod doctor;
 pub mod error;
 pub mod guide;
 pub mod kv;
 pub mod memory;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod ring;
 
 mod background;
