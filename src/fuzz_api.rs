@@ -25,6 +25,11 @@ pub fn grant(data: &[u8]) {
     assert_eq!((grant.len(), grant.block_at(position)), (position, None));
 }
 
+/// The frames of an authenticated handshake, with an attacker in the middle.
+pub fn sealed(data: &[u8]) {
+    crate::connect::fuzz::sealed(data);
+}
+
 /// The protocol of a channel, against a hostile peer.
 pub fn control(data: &[u8]) {
     crate::kv::proto::fuzz::operations(data);
@@ -61,6 +66,11 @@ mod tests {
     #[test]
     fn b1_the_corpus_of_the_hello_target_passes() {
         corpus("hello", super::hello);
+    }
+
+    #[test]
+    fn b1_the_corpus_of_the_sealed_target_passes() {
+        corpus("sealed", super::sealed);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub enum Stage {
     Listen,
     /// Establishing the TCP connection.
     Dial,
+    /// Showing that both sides hold a pre-shared key.
+    Challenge,
     /// The client's hello: sending it, or waiting for it.
     Hello,
     /// The server's answer to the hello.
@@ -44,6 +46,7 @@ impl fmt::Display for Stage {
             Self::Resolve => "name look-up",
             Self::Listen => "listening",
             Self::Dial => "the TCP connect",
+            Self::Challenge => "proof of the key",
             Self::Hello => "hello",
             Self::HelloReply => "reply to the hello",
             Self::Ready => "ready",
@@ -194,6 +197,45 @@ pub enum ConnectError {
         /// The kind that came.
         kind: u16,
     },
+    /// A listener that anybody who reaches it could connect to, which was not asked for.
+    #[error(
+        "{addr} can be reached from other hosts, and anybody could connect: give KvConfig::admission a key (Admission::Psk), say Admission::Open where every host of the network is trusted, or listen on a loopback address"
+    )]
+    AdmissionRequired {
+        /// The address asked for.
+        addr: SocketAddr,
+    },
+    /// The two sides admit peers in different ways.
+    #[error(
+        "admission differs: {ours} on this side, {theirs} on the peer's; configure KvConfig::admission alike on both"
+    )]
+    AdmissionMismatch {
+        /// Our way: `open`, `psk` or `tls`.
+        ours: String,
+        /// The peer's.
+        theirs: String,
+    },
+    /// One side names a pre-shared key that the other one does not have.
+    #[error("{by} has no pre-shared key of the id {id:?}; give both sides the key under the same id")]
+    UnknownKey {
+        /// The key's id.
+        id: String,
+        /// Who does not have it.
+        by: &'static str,
+    },
+    /// What came does not prove that the peer holds the key.
+    #[error(
+        "{stage}: the peer does not prove that it holds the key: it has another one under the same id, or somebody has changed, repeated or made up what came"
+    )]
+    NotAuthentic {
+        /// What the message was.
+        stage: Stage,
+    },
+    /// The peer did not take what we sent as proof that we hold the key.
+    #[error(
+        "the peer refuses this side's proof of the key: the two have different keys under the same id, or somebody has changed what was sent"
+    )]
+    RefusedAsNotAuthentic,
     /// The endpoint that answers is not the one asked for.
     #[error(
         "another endpoint answers: expected {expected}, got {got}; the peer was restarted or the address is wrong: look it up again"
@@ -396,6 +438,7 @@ impl ConnectError {
             Self::Address { .. }
             | Self::AddrInUse { .. }
             | Self::Invalid { .. }
+            | Self::AdmissionRequired { .. }
             | Self::PrivateDataTooLong { .. }
             | Self::OtherDevice { .. }
             | Self::NoScope { .. }
@@ -407,9 +450,13 @@ impl ConnectError {
             | Self::TooLarge { .. }
             | Self::Truncated { .. }
             | Self::Malformed { .. }
+            | Self::NotAuthentic { .. }
             | Self::Evicted { .. }
             | Self::Unexpected { .. } => Fault::Peer,
             Self::Version { .. }
+            | Self::AdmissionMismatch { .. }
+            | Self::UnknownKey { .. }
+            | Self::RefusedAsNotAuthentic
             | Self::IdentityMismatch { .. }
             | Self::LayoutMismatch { .. }
             | Self::DtypeMismatch { .. }

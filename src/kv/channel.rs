@@ -19,6 +19,7 @@ use super::proto::{Resolution, TransferId};
 use super::stats::ChannelStats;
 use super::waiting::Place;
 use super::write::{Write, WriteRequest};
+use crate::connect::PeerAuth;
 
 pub(super) struct ChannelInner {
     pub(super) driver: Arc<KvDriver>,
@@ -28,6 +29,7 @@ pub(super) struct ChannelInner {
     pub(super) connection: u64,
     pub(super) peer_epoch: u64,
     pub(super) peer_name: String,
+    pub(super) peer_auth: PeerAuth,
 }
 
 impl std::fmt::Debug for ChannelInner {
@@ -106,6 +108,11 @@ impl KvChannel {
     /// The peer's name, as it gave it to [`KvEndpoint::named`](super::KvEndpoint::named); empty when it gave none.
     pub fn peer_name(&self) -> &str {
         &self.inner.peer_name
+    }
+
+    /// How the peer was admitted, see [`KvConfig::admission`](super::KvConfig::admission).
+    pub fn peer_auth(&self) -> &PeerAuth {
+        &self.inner.peer_auth
     }
 
     /// Whether two handles are of one channel.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::bootstrap::Bootstrap;
 use super::proto::DAY;
+use crate::connect::Admission;
 use crate::device::Capabilities;
 use crate::error::DeviceError;
 
@@ -30,6 +31,7 @@ pub struct KvConfig {
     pub(crate) require_rdma: bool,
     pub(crate) require_shared_memory: bool,
     pub(crate) bootstrap: Bootstrap,
+    pub(crate) admission: Admission,
     pub(crate) strict_rails: bool,
     pub(crate) rail_probe: (Duration, Duration),
 }
@@ -52,6 +54,7 @@ impl Default for KvConfig {
             require_rdma: false,
             require_shared_memory: false,
             bootstrap: Bootstrap::Auto,
+            admission: Admission::Local,
             strict_rails: false,
             rail_probe: (Duration::from_millis(100), Duration::from_secs(10)),
         }
@@ -136,6 +139,13 @@ impl KvConfig {
     /// How queue pairs are connected; both sides must use the same way. Default [`Bootstrap::Auto`].
     pub fn bootstrap(mut self, bootstrap: Bootstrap) -> Self {
         self.bootstrap = bootstrap;
+        self
+    }
+
+    /// Who may connect, and how this side shows a listener that it may. Both sides are configured alike. Default
+    /// [`Admission::Local`]: anybody, but a listener takes loopback addresses only.
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
         self
     }
 

@@ -123,11 +123,12 @@ impl KvEndpoint {
     }
 
     /// Listens for peers, in the way that [`KvConfig::bootstrap`] says: on a TCP address, or on an address of the device for
-    /// its connection manager. Port 0 takes a free one ([`KvListener::local_addr`] says which). Peers are not authenticated:
-    /// listen on trusted networks only.
+    /// its connection manager. Port 0 takes a free one ([`KvListener::local_addr`] says which). [`KvConfig::admission`] says who
+    /// is let in.
     ///
     /// # Errors
-    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] and [`ConnectError::Manager`] for another refusal of the system,
+    /// [`ConnectError::AdmissionRequired`] for an address that is not a loopback one, unless [`KvConfig::admission`] has a key,
+    /// or says that anybody may connect; [`ConnectError::AddrInUse`], or [`ConnectError::Io`] and [`ConnectError::Manager`] for another refusal of the system,
     /// at once; and [`ConnectError::Resources`] outside of a tokio runtime, or with [`DeviceError::NoManualConnect`] when
     /// [`Bootstrap::Oob`](super::Bootstrap::Oob) is asked for on a device that only a connection manager can connect.
     ///
@@ -140,6 +141,7 @@ impl KvEndpoint {
     /// As [`listen`](Self::listen), with room for `backlog` channels that are not accepted yet.
     async fn listen_with(&self, address: SocketAddr, backlog: usize) -> Result<KvListener, ConnectError> {
         inside_a_runtime()?;
+        self.shared.config.admission.check_listener(address)?;
         let chosen = self.shared.choose()?;
         let door = Door::open(&self.shared, chosen, address).await?;
         let local = door.local_addr();
@@ -168,7 +170,7 @@ impl KvEndpoint {
     }
 
     /// As [`KvEndpoint::connect`], and refuses any other endpoint than `peer`. That finds mistakes and restarts; it is no
-    /// authentication.
+    /// authentication: [`KvConfig::admission`] is.
     ///
     /// # Errors
     /// As [`KvEndpoint::connect`], and [`ConnectError::IdentityMismatch`].

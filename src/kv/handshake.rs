@@ -18,6 +18,7 @@ use super::driver::KvDriver;
 use super::endpoint::Shared;
 use super::join::{Rails, gone, join_hello, join_reply, leave_out};
 use super::managed::{self, Admissions};
+use super::pass::Pass;
 use super::path::{PathFacts, RailFacts};
 use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
@@ -26,14 +27,12 @@ use super::rail::why;
 use super::setup;
 use super::targets::PeerPool;
 use crate::connect::{
-    ConnectError, Deadline, Expect, Hello, Incoming, Offer, Reject, Role, Stage, agree, client, dial,
-    dial_cm, part, see_off,
+    ConnectError, Deadline, Expect, Hello, Incoming, Offer, PeerAuth, Reject, Role, Stage, TO_ITSELF, agree,
+    authenticate, client, dial, dial_cm, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
 use crate::reactor;
-
-const TO_ITSELF: &str = "an endpoint cannot connect to itself";
 
 /// A claimed pair: given back unless it became a channel.
 struct Claimed {
@@ -103,7 +102,9 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     let connection = setup::new_id()?;
     let first = setup::first_of(shared, &built, managed.is_some());
     let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
-    let reply = client(stream, &ours, expect, deadline).await?;
+    let framed = authenticate(stream, &shared.config.admission, shared.epoch, deadline).await?;
+    let auth = framed.identity().clone();
+    let reply = client(framed, &ours, expect, deadline).await?;
     let (peer, agreed) = (reply.reply.clone(), reply.agreed.clone());
     if peer.epoch == shared.epoch {
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
@@ -117,11 +118,12 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(layout) => layout,
         Err(reject) => return Err(reply.reject(reject).await),
     };
+    let pass = Pass::new(shared.epoch, peer.epoch, reply.binding());
     let connected = async {
         let rails = join_reply(shared, built, &peer, &agreed).await?;
         match managed {
             None => rails.connect(shared, true).await,
-            Some(to) => managed::ask_all(shared, rails, &peer, to, deadline).await,
+            Some(to) => managed::ask_all(shared, rails, (&peer, &pass), to, deadline).await,
         }
     };
     let (rails, left_out) = match connected.await {
@@ -138,12 +140,13 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Err(reject) => return Err(reply.reject(reject).await),
     };
     let late = if managed.is_some() { gone(&left_out) } else { rails.late(&left_out) };
-    let channel = match establish(claimed, rails, proto, &peer, Side::Client, chosen, deadline).await {
-        Err(ConnectError::Duplicate { winner }) => {
-            return Err(reply.reject(Reject::Duplicate { winner }).await);
-        }
-        channel => channel?,
-    };
+    let channel =
+        match establish(claimed, rails, proto, (&peer, auth, pass), Side::Client, chosen, deadline).await {
+            Err(ConnectError::Duplicate { winner }) => {
+                return Err(reply.reject(Reject::Duplicate { winner }).await);
+            }
+            channel => channel?,
+        };
     // From here on a failure is one of the channel: dropping it ends it.
     match reply.ready(&late).await {
         Ok(stream) => {
@@ -175,8 +178,9 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     chosen: Chosen,
     channels: mpsc::Sender<Accepted>,
 ) -> Answered {
-    let mut offer = incoming.hello(shared.epoch).await?;
+    let mut offer = incoming.hello(shared.epoch, &shared.config.admission).await?;
     let deadline = offer.deadline();
+    let auth = offer.identity().clone();
     let peer = offer.hello.clone();
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
@@ -222,6 +226,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     if let Err(reject) = setup::protocol(shared, layout, &rails, &peer, &agreed, opening) {
         return Err(offer.reject(reject).await);
     }
+    let pass = Pass::new(shared.epoch, peer.epoch, offer.binding());
     let (accepted, rails) = match managed {
         None => {
             let (rails, left_out) = match rails.connect(shared, false).await {
@@ -235,7 +240,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Some(_) => {
             let Rails { rails, warnings } = rails;
-            let admissions = Admissions::start(shared, rails, entrances, &peer, deadline);
+            let admissions = Admissions::start(shared, rails, entrances, &pass, deadline);
             let accepted = offer.accept(&ours).await?;
             let left_out: Vec<usize> = accepted.late.iter().map(|late| late.rail.into()).collect();
             (accepted, Rails { rails: admissions.finish(&left_out).await?, warnings }.check(shared)?)
@@ -246,7 +251,8 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(proto) => proto,
         Err(reject) => return Err(reject.local_error()),
     };
-    let channel = establish(claimed, rails, proto, &peer, Side::Server, chosen, deadline).await?;
+    let channel =
+        establish(claimed, rails, proto, (&peer, auth, pass), Side::Server, chosen, deadline).await?;
     match accepted.finish().await {
         Ok(stream) => {
             if managed.is_some() {
@@ -281,7 +287,7 @@ async fn establish(
     mut claimed: Claimed,
     Rails { rails, warnings }: Rails,
     proto: (Config, PeerPool),
-    peer: &Hello,
+    (peer, peer_auth, pass): (&Hello, PeerAuth, Pass),
     side: Side,
     chosen: Chosen,
     deadline: Deadline,
@@ -315,7 +321,7 @@ async fn establish(
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
     let client = side == Side::Client;
-    let (driver, completions) = setup::driver(shared, rails, peer, proto, ledger, client, on_end);
+    let (driver, completions) = setup::driver(shared, rails, (peer, pass), proto, ledger, client, on_end);
     let check = first.map(|first| {
         let facts = Facts {
             mtu: facts.iter().map(|rail| rail.mtu).min().unwrap_or_default(),
@@ -331,6 +337,7 @@ async fn establish(
         connection,
         peer_epoch,
         peer_name: peer.name.clone(),
+        peer_auth,
     });
     shared.peers.live(peer_epoch, connection, &inner);
     // After that: it may end here.

@@ -58,6 +58,7 @@ pub mod layout;
 mod managed;
 mod mapping;
 mod parts;
+mod pass;
 mod path;
 mod path_check;
 mod path_rails;

@@ -12,6 +12,7 @@ use super::driver::{KvDriver, OnEnd, Parts, RailParts};
 use super::endpoint::Shared;
 use super::join::{Joined, Rails};
 use super::layout::{Dtype, Layout};
+use super::pass::Pass;
 use super::path_rails::RailWarning;
 use super::pool::{PoolDevice, Registered};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
@@ -324,7 +325,7 @@ pub(super) fn protocol(
 pub(super) fn driver(
     shared: &Arc<Shared>,
     rails: Vec<Joined>,
-    peer: &Hello,
+    (peer, pass): (&Hello, Pass),
     (proto, peer_pool): (proto::Config, PeerPool),
     ledger: Ledger,
     client: bool,
@@ -366,6 +367,7 @@ pub(super) fn driver(
         },
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
+        pass,
         client,
         on_end,
     };

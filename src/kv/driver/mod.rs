@@ -44,6 +44,7 @@ use crate::kv::config::KvConfig;
 use crate::kv::layout::Layout;
 use crate::kv::lock;
 use crate::kv::parts::Held;
+use crate::kv::pass::Pass;
 use crate::kv::path::{QpReport, RailFate};
 use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
@@ -89,6 +90,7 @@ pub(crate) struct KvDriver {
     reading: Facts,
     local_epoch: u64,
     peer_epoch: u64,
+    pass: Pass,
     runtime: Handle,
     /// One a rail.
     tasks: Vec<OnceLock<DriverHandle>>,
@@ -226,6 +228,7 @@ pub(crate) struct Parts {
     pub(crate) reading: Facts,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
+    pub(in crate::kv) pass: Pass,
     /// This side has connected the channel.
     pub(crate) client: bool,
     pub(crate) on_end: OnEnd,
@@ -312,6 +315,7 @@ impl KvDriver {
                 reading: parts.reading,
                 local_epoch: parts.local_epoch,
                 peer_epoch: parts.peer_epoch,
+                pass: parts.pass,
                 runtime,
                 tasks,
                 on_end: Mutex::new(Some(parts.on_end)),
