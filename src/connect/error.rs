@@ -18,6 +18,8 @@ pub enum Stage {
     Listen,
     /// Establishing the TCP connection.
     Dial,
+    /// The TLS handshake.
+    Tls,
     /// Showing that both sides hold a pre-shared key.
     Challenge,
     /// The client's hello: sending it, or waiting for it.
@@ -46,6 +48,7 @@ impl fmt::Display for Stage {
             Self::Resolve => "name look-up",
             Self::Listen => "listening",
             Self::Dial => "the TCP connect",
+            Self::Tls => "TLS handshake",
             Self::Challenge => "proof of the key",
             Self::Hello => "hello",
             Self::HelloReply => "reply to the hello",
@@ -236,6 +239,40 @@ pub enum ConnectError {
         "the peer refuses this side's proof of the key: the two have different keys under the same id, or somebody has changed what was sent"
     )]
     RefusedAsNotAuthentic,
+    /// TLS failed on this side: the peer's certificate is not taken, or what came is not TLS as it should be.
+    #[error("{stage}: TLS failed; check both sides' certificates, authorities and clocks")]
+    Tls {
+        /// What was going on.
+        stage: Stage,
+        /// What was wrong.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The peer refused TLS with us.
+    #[error("the peer refuses this side's certificate, or its TLS; check what it trusts, and both clocks")]
+    RefusedByTls {
+        /// What it said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The peer's certificate is good, and for none of the names that may connect; or its endpoint is known as that of another.
+    #[error(
+        "{by} does not admit {peer:?}: it is none of those that may connect (Tls::peers), or gives itself out as the endpoint of another one"
+    )]
+    NotAdmitted {
+        /// The names in the certificate of the one that is refused.
+        peer: String,
+        /// Who does not admit whom.
+        by: &'static str,
+    },
+    /// Certificates were asked for where queue pairs are connected by a connection manager.
+    #[error(
+        "{device} is connected by a connection manager, which carries no TLS; use Admission::Psk, or a device that can be connected out of band with Bootstrap::Oob"
+    )]
+    TlsByManager {
+        /// The device.
+        device: String,
+    },
     /// The endpoint that answers is not the one asked for.
     #[error(
         "another endpoint answers: expected {expected}, got {got}; the peer was restarted or the address is wrong: look it up again"
@@ -439,6 +476,7 @@ impl ConnectError {
             | Self::AddrInUse { .. }
             | Self::Invalid { .. }
             | Self::AdmissionRequired { .. }
+            | Self::TlsByManager { .. }
             | Self::PrivateDataTooLong { .. }
             | Self::OtherDevice { .. }
             | Self::NoScope { .. }
@@ -457,6 +495,9 @@ impl ConnectError {
             | Self::AdmissionMismatch { .. }
             | Self::UnknownKey { .. }
             | Self::RefusedAsNotAuthentic
+            | Self::Tls { .. }
+            | Self::RefusedByTls { .. }
+            | Self::NotAdmitted { .. }
             | Self::IdentityMismatch { .. }
             | Self::LayoutMismatch { .. }
             | Self::DtypeMismatch { .. }
@@ -483,6 +524,11 @@ impl ConnectError {
     /// An error of the socket at `stage`; a peer that went away is [`ConnectError::Closed`].
     pub(crate) fn io(stage: Stage, source: io::Error) -> Self {
         use io::ErrorKind as K;
+        #[cfg(feature = "tls")]
+        let source = match Self::tls(stage, source) {
+            Ok(found) => return found,
+            Err(source) => source,
+        };
         match source.kind() {
             K::ConnectionReset | K::BrokenPipe | K::UnexpectedEof if stage != Stage::Dial => {
                 Self::Closed { stage }

@@ -26,6 +26,12 @@ impl<S> Framed<S> {
         Self { stream, seal: None, identity: PeerAuth::Anonymous, peer: None }
     }
 
+    /// The same, from a peer that has shown who it is before.
+    #[cfg(feature = "tls")]
+    pub(crate) fn known(stream: S, identity: PeerAuth) -> Self {
+        Self { identity, ..Self::plain(stream) }
+    }
+
     /// Frames that are.
     pub(super) fn sealed(stream: S, seal: Seal, identity: PeerAuth, peer: u64) -> Self {
         Self { stream, seal: Some(Box::new(seal)), identity, peer: Some(peer) }
@@ -46,7 +52,7 @@ impl<S> Framed<S> {
         self.seal.as_ref().map(|seal| seal.binding().clone())
     }
 
-    /// The stream, when the handshake is over.
+    /// The stream, when the handshake is over, or before it has begun.
     pub(super) fn into_inner(self) -> S {
         self.stream
     }

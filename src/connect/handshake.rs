@@ -10,7 +10,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+#[cfg(feature = "tls")]
+use tokio::net::TcpStream;
+#[cfg(feature = "tls")]
+use tokio_rustls::server::TlsStream as ServerStream;
 
+#[cfg(feature = "tls")]
+use super::admission::Tls;
 use super::admission::{Admission, Binding, PeerAuth, challenge};
 use super::agree::{Agreed, Role, agree};
 use super::codec_rail::{late, put_late};
@@ -53,14 +59,14 @@ impl Expect {
 
 /// The client's first words: shows that we may connect, as `admission` has it, and finds out who answers. `epoch` is ours.
 pub(crate) async fn authenticate<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: S,
+    framed: Framed<S>,
     admission: &Admission,
     epoch: u64,
     deadline: Deadline,
 ) -> Result<Framed<S>, ConnectError> {
     match admission {
-        Admission::Psk(psk) => challenge::ask(stream, psk, epoch, deadline).await,
-        _ => Ok(Framed::plain(stream)),
+        Admission::Psk(psk) => challenge::ask(framed.into_inner(), psk, epoch, deadline).await,
+        _ => Ok(framed),
     }
 }
 
@@ -128,7 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ReplyReceived<S> {
 /// A connection that has not said hello.
 #[derive(Debug)]
 pub(crate) struct Incoming<S> {
-    stream: S,
+    framed: Framed<S>,
     peer: SocketAddr,
     ticket: Ticket,
     deadline: Deadline,
@@ -136,7 +142,7 @@ pub(crate) struct Incoming<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
     pub(super) fn new(stream: S, peer: SocketAddr, ticket: Ticket, deadline: Deadline) -> Self {
-        Self { stream, peer, ticket, deadline }
+        Self { framed: Framed::plain(stream), peer, ticket, deadline }
     }
 
     /// The address it comes from.
@@ -147,18 +153,69 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
     /// Reads the hello of one who may connect, as `admission` has it. `epoch` is ours. A peer that may not, or that breaks the
     /// format, is told so, when it can understand it.
     pub(crate) async fn hello(self, epoch: u64, admission: &Admission) -> Result<Offer<S>, ConnectError> {
-        let Self { stream, mut ticket, deadline, .. } = self;
-        let (mut framed, stage) = (Framed::plain(stream), Stage::Hello);
+        let Self { mut framed, mut ticket, deadline, .. } = self;
+        let stage = Stage::Hello;
         let read = hear(&mut framed, epoch, admission, deadline);
         let read = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
         let error = match read {
             Ok(hello) => return Ok(Offer { hello, framed, ticket, epoch, deadline }),
+            // The first bytes of TLS.
+            Err(ConnectError::NotLandfall { got }) if got & 0xffff == 0x0316 => {
+                challenge::mismatch(admission, "tls")
+            }
             Err(e) => e,
         };
         if let Some(reject) = refusal_of(&error) {
             ticket.unless_evicted(framed.refuse(epoch, &reject, deadline)).await;
         }
         Err(error)
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Incoming<TcpStream> {
+    /// The TLS handshake, with a peer that speaks TLS and may connect. `epoch` is ours. Others are told why not.
+    pub(crate) async fn secure(
+        self,
+        tls: &Tls,
+        epoch: u64,
+    ) -> Result<Incoming<ServerStream<TcpStream>>, ConnectError> {
+        let Self { framed, peer, mut ticket, deadline } = self;
+        let (stream, stage) = (framed.into_inner(), Stage::Tls);
+        let securing = async {
+            let mut first = [0];
+            // A record of a TLS handshake.
+            if deadline.io(stage, stream.peek(&mut first)).await? == 1 && first[0] != 0x16 {
+                let mut framed = Framed::plain(stream);
+                let admission = Admission::Tls(tls.clone());
+                let theirs = |kind| match kind {
+                    Kind::AuthStart => Err(challenge::mismatch(&admission, "psk")),
+                    _ => Err(challenge::mismatch(&admission, Admission::Open.name())),
+                };
+                let error = match framed.first(stage, deadline, theirs).await {
+                    Err(error) => error,
+                    Ok(frame) => ConnectError::Unexpected { stage, kind: frame.kind as u16 },
+                };
+                if let Some(reject) = refusal_of(&error) {
+                    framed.refuse(epoch, &reject, deadline).await;
+                }
+                return Err(error);
+            }
+            let stream = tls.accept(stream, deadline).await?;
+            let chain = stream.get_ref().1.peer_certificates();
+            match tls.identity(chain) {
+                Ok(identity) => Ok(Framed::known(stream, identity)),
+                Err(error) => {
+                    if let Some(reject) = refusal_of(&error) {
+                        Framed::plain(stream).refuse(epoch, &reject, deadline).await;
+                    }
+                    Err(error)
+                }
+            }
+        };
+        let evicted = Err(ConnectError::Evicted { stage });
+        let framed = ticket.unless_evicted(securing).await.unwrap_or(evicted)?;
+        Ok(Incoming { framed, peer, ticket, deadline })
     }
 }
 
@@ -297,6 +354,7 @@ fn refusal_of(e: &ConnectError) -> Option<Reject> {
         }
         ConnectError::UnknownKey { id, .. } => Some(Reject::UnknownKey { id: id.clone() }),
         ConnectError::NotAuthentic { .. } => Some(Reject::NotAuthentic),
+        ConnectError::NotAdmitted { peer, .. } => Some(Reject::NotAdmitted { peer: peer.clone() }),
         ConnectError::Unsupported { what } => Some(Reject::Unsupported { what: what.clone() }),
         ConnectError::Malformed { what, .. } => Some(Reject::Malformed { what: what.clone() }),
         ConnectError::Unexpected { kind, .. } if *kind == Kind::CmRequest as u16 => {

@@ -49,6 +49,9 @@ mod reject;
 mod tests;
 
 pub use admission::{Admission, PeerAuth, Psk, PskError};
+#[cfg(feature = "tls")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+pub use admission::{Tls, TlsError};
 pub use error::{ConnectError, Fault, Stage};
 #[cfg(test)]
 pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
@@ -61,6 +64,7 @@ pub(crate) use self::{
     cm_stream::{CmListener, Knock, dial_cm},
     codec_rail::{addresses, put_addresses, put_socket, socket},
     deadline::Deadline,
+    framed::Framed,
     handshake::{Expect, Incoming, Offer, authenticate, client, part, see_off},
     hello::{Credits, Hello, HelloCaps, HelloLayout, HelloRegion, HelloShape, MAX_NAME, Notify, NotifyModes},
     lines::Lines,
@@ -69,5 +73,3 @@ pub(crate) use self::{
     rail::{HelloRail, LateRail, MAX_RAILS},
     reject::Reject,
 };
-#[cfg(test)]
-pub(crate) use framed::Framed;

@@ -99,6 +99,10 @@ pub(crate) enum Reject {
     },
     /// A frame's seal does not fit.
     NotAuthentic,
+    /// The certificate of the side that is refused is for other names than may connect.
+    NotAdmitted {
+        peer: String,
+    },
     /// A code of a later version.
     Other {
         code: u16,
@@ -145,6 +149,7 @@ impl Reject {
             Self::Admission { .. } => 10,
             Self::UnknownKey { .. } => 11,
             Self::NotAuthentic => 12,
+            Self::NotAdmitted { .. } => 13,
             Self::Other { code, .. } => *code,
         }
     }
@@ -192,6 +197,7 @@ impl Reject {
             Self::Unsupported { what: s }
             | Self::Malformed { what: s }
             | Self::UnknownKey { id: s }
+            | Self::NotAdmitted { peer: s }
             | Self::Other { text: s, .. } => {
                 w.field(tag::TEXT, |w| {
                     w.raw(printable(s).as_bytes());
@@ -256,6 +262,7 @@ impl Reject {
             },
             11 => Self::UnknownKey { id: said },
             12 => Self::NotAuthentic,
+            13 => Self::NotAdmitted { peer: said },
             code => Self::Other { code, text: said },
         })
     }
@@ -283,6 +290,7 @@ impl Reject {
             Self::Admission { ours, theirs } => ConnectError::AdmissionMismatch { ours, theirs },
             Self::UnknownKey { id } => ConnectError::UnknownKey { id, by: "this side" },
             Self::NotAuthentic => ConnectError::NotAuthentic { stage: Stage::Hello },
+            Self::NotAdmitted { peer } => ConnectError::NotAdmitted { peer, by: "this side" },
             Self::Version { ours, theirs } => ConnectError::Version { ours, theirs },
             Self::Duplicate { winner } => ConnectError::Duplicate { winner },
             Self::Busy => ConnectError::Busy,
@@ -299,6 +307,7 @@ impl Reject {
             Self::Malformed { what } => ConnectError::RefusedAsMalformed { what },
             Self::UnknownKey { id } => ConnectError::UnknownKey { id, by: "the peer" },
             Self::NotAuthentic => ConnectError::RefusedAsNotAuthentic,
+            Self::NotAdmitted { peer } => ConnectError::NotAdmitted { peer, by: "the peer" },
             other => other.swapped().local_error(),
         }
     }
@@ -338,6 +347,7 @@ mod tests {
             Reject::Admission { ours: "psk".into(), theirs: "open".into() },
             Reject::UnknownKey { id: "2026-11".into() },
             Reject::NotAuthentic,
+            Reject::NotAdmitted { peer: "prefill-7".into() },
             Reject::Other { code: 1000, text: "later".into() },
         ]
     }

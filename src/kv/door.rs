@@ -11,6 +11,8 @@ use tokio::task::JoinSet;
 use super::bootstrap::{Chosen, Way};
 use super::endpoint::Shared;
 use super::handshake::{Accepted, Answered, answer};
+#[cfg(feature = "tls")]
+use crate::connect::Admission;
 use crate::connect::{CmListener, ConnectError, Fault, Incoming, Knock, OobListener};
 
 /// Where peers come in.
@@ -109,6 +111,11 @@ impl Caller {
         channels: mpsc::Sender<Accepted>,
     ) -> Answered {
         match self {
+            #[cfg(feature = "tls")]
+            Self::Oob(incoming) if let Admission::Tls(tls) = &shared.config.admission => {
+                let incoming = incoming.secure(tls, shared.epoch).await?;
+                answer(shared, incoming, None, chosen, channels).await
+            }
             Self::Oob(incoming) => answer(shared, incoming, None, chosen, channels).await,
             Self::Cm(knock) => {
                 let local = knock.local();

@@ -7,6 +7,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+#[cfg(feature = "tls")]
+use super::bootstrap::Way;
 use super::bootstrap::{Bootstrap, Chosen};
 use super::channel::KvChannel;
 use super::config::{KvConfig, MAX_QPS};
@@ -14,6 +16,8 @@ use super::door::Door;
 use super::handshake::{Accepted, dial_peer};
 use super::peers::Peers;
 use super::pool::KvPool;
+#[cfg(feature = "tls")]
+use crate::connect::Admission;
 use crate::connect::{ConnectError, Deadline, Expect, Stage};
 use crate::device::{Device, ProtectionDomain, SoftTransport};
 use crate::error::DeviceError;
@@ -234,7 +238,13 @@ impl Shared {
         // left out.
         let by_hand = self.config.bootstrap == Bootstrap::Oob;
         let device = usable().find(|device| device.check_oob().is_ok() == by_hand);
-        self.config.bootstrap.choose(device.unwrap_or(&self.device)).map_err(ConnectError::resources)
+        let device = device.unwrap_or(&self.device);
+        let chosen = self.config.bootstrap.choose(device).map_err(ConnectError::resources)?;
+        #[cfg(feature = "tls")]
+        if chosen.way == Way::Cm && matches!(self.config.admission, Admission::Tls(_)) {
+            return Err(ConnectError::TlsByManager { device: device.name().to_owned() });
+        }
+        Ok(chosen)
     }
 
     /// Queue pairs that a device can give one channel.

@@ -26,9 +26,11 @@ use super::proto::{Config, Opening};
 use super::rail::why;
 use super::setup;
 use super::targets::PeerPool;
+#[cfg(feature = "tls")]
+use crate::connect::Admission;
 use crate::connect::{
-    ConnectError, Deadline, Expect, Hello, Incoming, Offer, PeerAuth, Reject, Role, Stage, TO_ITSELF, agree,
-    authenticate, client, dial, dial_cm, part, see_off,
+    ConnectError, Deadline, Expect, Framed, Hello, Incoming, Offer, PeerAuth, Reject, Role, Stage, TO_ITSELF,
+    agree, authenticate, client, dial, dial_cm, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
@@ -80,11 +82,16 @@ pub(super) async fn dial_peer(
         Way::Oob => {
             let stream = dial(target, deadline).await?;
             let deadline = stream.peer_addr().map_or(deadline, |at| deadline.of(at));
-            ask(shared, stream, None, expect, chosen, deadline).await
+            #[cfg(feature = "tls")]
+            if let Admission::Tls(tls) = &shared.config.admission {
+                let (stream, identity) = tls.connect(stream, target, deadline).await?;
+                return ask(shared, Framed::known(stream, identity), None, expect, chosen, deadline).await;
+            }
+            ask(shared, Framed::plain(stream), None, expect, chosen, deadline).await
         }
         Way::Cm => {
             let (stream, peer) = dial_cm(&shared.pd, target, shared.epoch, deadline).await?;
-            ask(shared, stream, Some(peer), expect, chosen, deadline.of(peer)).await
+            ask(shared, Framed::plain(stream), Some(peer), expect, chosen, deadline.of(peer)).await
         }
     }
 }
@@ -92,7 +99,7 @@ pub(super) async fn dial_peer(
 /// The client's side. `managed` is the peer's address where a connection manager connects the queue pairs.
 async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     shared: &Arc<Shared>,
-    stream: S,
+    framed: Framed<S>,
     managed: Option<SocketAddr>,
     expect: &Expect,
     chosen: Chosen,
@@ -102,13 +109,16 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     let connection = setup::new_id()?;
     let first = setup::first_of(shared, &built, managed.is_some());
     let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
-    let framed = authenticate(stream, &shared.config.admission, shared.epoch, deadline).await?;
+    let framed = authenticate(framed, &shared.config.admission, shared.epoch, deadline).await?;
     let auth = framed.identity().clone();
     let reply = client(framed, &ours, expect, deadline).await?;
     let (peer, agreed) = (reply.reply.clone(), reply.agreed.clone());
     if peer.epoch == shared.epoch {
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
         return Err(error);
+    }
+    if !shared.peers.may_be(peer.epoch, &auth) {
+        return Err(reply.reject(Reject::NotAdmitted { peer: auth.to_string() }).await);
     }
     let claimed = match Claimed::take(shared, &peer, connection, &[], deadline).await? {
         Ok(claimed) => claimed,
@@ -184,6 +194,9 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     let peer = offer.hello.clone();
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
+    }
+    if !shared.peers.may_be(peer.epoch, &auth) {
+        return Err(offer.reject(Reject::NotAdmitted { peer: auth.to_string() }).await);
     }
     let layout = match setup::peer_layout(&peer) {
         Ok(layout) => layout,

@@ -1,6 +1,6 @@
 //! Who may connect: anybody, holders of a pre-shared key, or holders of a certificate.
 //!
-//! `psk` holds keys, `challenge` are the two frames by which both sides show that they hold one, and `seal` is what every
+//! `psk` holds keys and `tls` certificates (each secret in a `private_file`), `challenge` are the two frames by which both sides show that they hold one, and `seal` is what every
 //! later frame of that handshake carries. They touch no socket but the stream that they are given. What this protects and
 //! what it cannot is in `SECURITY.md`.
 
@@ -8,12 +8,18 @@ use std::fmt;
 use std::net::SocketAddr;
 
 pub(super) mod challenge;
+mod private_file;
 mod psk;
 pub(super) mod seal;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use psk::{Psk, PskError};
+#[cfg(feature = "tls")]
+pub use tls::{Tls, TlsError};
+
 pub(crate) use seal::Binding;
 
 use super::error::ConnectError;
@@ -35,6 +41,10 @@ pub enum Admission {
     Open,
     /// Holders of a pre-shared key. It works over every bootstrap.
     Psk(Psk),
+    /// Holders of a certificate, which also says who they are. Out of band only.
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    Tls(Tls),
 }
 
 impl Admission {
@@ -43,6 +53,8 @@ impl Admission {
         match self {
             Self::Local | Self::Open => "open",
             Self::Psk(_) => "psk",
+            #[cfg(feature = "tls")]
+            Self::Tls(_) => "tls",
         }
     }
 
@@ -66,6 +78,22 @@ pub enum PeerAuth {
     Anonymous,
     /// It holds the pre-shared key of this id. Holders of one key cannot be told apart.
     Key(String),
+    /// It holds a certificate of an authority that this side trusts, for these names (DNS names, then URIs). There are none where
+    /// the certificate is for an IP address only.
+    Certificate(Vec<String>),
+}
+
+impl PeerAuth {
+    /// Whether the two may be one peer at two times: by another key, or by another certificate for one of its names.
+    pub(crate) fn may_be(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Certificate(ours), Self::Certificate(theirs)) => {
+                ours == theirs || ours.iter().any(|name| theirs.contains(name))
+            }
+            (Self::Key(_), Self::Key(_)) | (Self::Anonymous, Self::Anonymous) => true,
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for PeerAuth {
@@ -73,6 +101,7 @@ impl fmt::Display for PeerAuth {
         match self {
             Self::Anonymous => f.write_str("anonymous"),
             Self::Key(id) => write!(f, "key {id}"),
+            Self::Certificate(names) => write!(f, "certificate for {}", names.join(", ")),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Pre-shared keys: by id, from bytes or from a file that only its owner reads, and replaced without a restart.
 
 use std::fmt;
-use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use zeroize::{Zeroize, Zeroizing};
+
+use super::private_file::{self, Unread};
 
 /// Shortest and longest key, bytes. A key is random: nothing here makes a password strong.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 32..=256;
@@ -216,8 +216,13 @@ fn push(keys: &mut Vec<Key>, key: Key) -> Result<(), PskError> {
 
 fn read(path: &Path) -> Result<Vec<Key>, PskError> {
     let failed = |source| PskError::File { path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    check_access(path, &file)?;
+    let file = match private_file::open(path) {
+        Ok(file) => file,
+        Err(Unread::Io(source)) => return Err(failed(source)),
+        Err(Unread::Exposed { mode, owner }) => {
+            return Err(PskError::Exposed { path: path.to_owned(), mode, owner });
+        }
+    };
     let mut text = Zeroizing::new(String::with_capacity(MAX_FILE as usize + 1));
     // It has room for all that is read, so that no copy is left behind by growing.
     file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(failed)?;
@@ -236,19 +241,6 @@ fn read(path: &Path) -> Result<Vec<Key>, PskError> {
         return Err(PskError::Empty { path: path.to_owned() });
     }
     Ok(keys)
-}
-
-/// Of the open file: what its name leads to may change meanwhile.
-pub(super) fn check_access(path: &Path, file: &File) -> Result<(), PskError> {
-    let meta = file.metadata().map_err(|source| PskError::File { path: path.to_owned(), source })?;
-    let (mode, owner) = (meta.mode() & 0o777, meta.uid());
-    // SAFETY: geteuid has no conditions, and cannot fail.
-    let own = owner == unsafe { libc::geteuid() };
-    let private = mode & 0o077 == 0 || (owner == 0 && mode & 0o037 == 0);
-    if !meta.is_file() || !private || !(own || owner == 0) {
-        return Err(PskError::Exposed { path: path.to_owned(), mode, owner });
-    }
-    Ok(())
 }
 
 fn unhex(hex: &str) -> Option<Zeroizing<Vec<u8>>> {

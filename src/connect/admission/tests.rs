@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::super::deadline::Deadline;
 use super::super::error::{Fault, Stage};
 use super::super::frame::{self, HEADER_LEN, Kind};
+use super::super::framed::Framed;
 use super::super::handshake::{Expect, authenticate, client};
 use super::super::hello::Hello;
 use super::super::hello::tests::sample;
@@ -50,7 +51,7 @@ async fn serve(l: &OobListener, admission: &Admission, limit: Duration) -> Resul
 /// The whole handshake of the other side. Answers who that is.
 async fn connect(to: SocketAddr, admission: &Admission) -> Result<PeerAuth, ConnectError> {
     let stream = dial(&to.to_string(), far()).await?;
-    let framed = authenticate(stream, admission, sample().epoch, far()).await?;
+    let framed = authenticate(Framed::plain(stream), admission, sample().epoch, far()).await?;
     let identity = framed.identity().clone();
     client(framed, &sample(), &Expect::default(), far()).await?.ready(&[]).await?;
     Ok(identity)
