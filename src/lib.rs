@@ -73,12 +73,13 @@
 //!
 //! # The guide
 //!
-//! [`guide::landing`] (what a finished write means), [`guide::grants`] (who owns a block and when), [`guide::errors`]
-//! (whose fault, and what to do), [`guide::tuning`], [`guide::transports`], [`guide::runtime`].
+//! [`guide::concepts`] (the words), [`guide::landing`] (what a finished write means), [`guide::grants`] (who owns a block and when), [`guide::admission`] (who
+//! may connect), [`guide::errors`] (whose fault, and what to do), [`guide::tuning`], [`guide::transports`], [`guide::runtime`].
 //!
 //! # Features
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//! - `tls`: admission by certificates ([`guide::admission`]). It needs a C compiler to build.
 //!
 //! A default build needs a Rust toolchain and nothing else.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -87,6 +88,7 @@
 pub mod connect;
 pub mod counters;
 pub mod device;
+pub mod doctor;
 pub mod error;
 pub mod guide;
 pub mod kv;

@@ -364,6 +364,14 @@ pub enum ConnectError {
     /// The listening side cannot take one more channel now, for want of descriptors, memory or what a device has.
     #[error("the listening side cannot take one more channel now; retry later")]
     Busy,
+    /// This side connects more often than the listener allows one address.
+    #[error(
+        "the listener takes {limit} connects a second from one address; connect less often, or raise PeerLimits::connects_per_second there"
+    )]
+    TooOften {
+        /// Connects a second.
+        limit: u32,
+    },
     /// The peer is closing.
     #[error("the peer is closing; connect to another one, or retry when it is back")]
     Closing,
@@ -517,6 +525,7 @@ impl ConnectError {
             | Self::Io { .. }
             | Self::Closed { .. }
             | Self::Busy
+            | Self::TooOften { .. }
             | Self::Closing => Fault::Environment,
         }
     }

@@ -150,6 +150,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
         self.peer
     }
 
+    /// Refuses before anything was said. `epoch` is ours.
+    pub(crate) async fn turn_away(self, epoch: u64, reject: Reject) -> ConnectError {
+        let Self { mut framed, mut ticket, deadline, .. } = self;
+        ticket.unless_evicted(framed.refuse(epoch, &reject, deadline)).await;
+        reject.local_error()
+    }
+
     /// Reads the hello of one who may connect, as `admission` has it. `epoch` is ours. A peer that may not, or that breaks the
     /// format, is told so, when it can understand it.
     pub(crate) async fn hello(self, epoch: u64, admission: &Admission) -> Result<Offer<S>, ConnectError> {

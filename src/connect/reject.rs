@@ -78,6 +78,10 @@ pub(crate) enum Reject {
     },
     Busy,
     Closing,
+    /// More connects than the side that refuses takes in a second from one address.
+    TooOften {
+        limit: u32,
+    },
     Version {
         ours: u16,
         theirs: u16,
@@ -122,6 +126,7 @@ mod tag {
     pub(super) const THEIR_TRANSPORT: u16 = 9;
     pub(super) const OUR_ADMISSION: u16 = 10;
     pub(super) const THEIR_ADMISSION: u16 = 11;
+    pub(super) const LIMIT: u16 = 12;
 }
 
 impl Reject {
@@ -150,6 +155,7 @@ impl Reject {
             Self::UnknownKey { .. } => 11,
             Self::NotAuthentic => 12,
             Self::NotAdmitted { .. } => 13,
+            Self::TooOften { .. } => 14,
             Self::Other { code, .. } => *code,
         }
     }
@@ -179,6 +185,11 @@ impl Reject {
                 });
                 w.field(tag::THEIR_TRANSPORT, |w| {
                     w.raw(theirs.as_bytes());
+                });
+            }
+            Self::TooOften { limit } => {
+                w.field(tag::LIMIT, |w| {
+                    w.u32(*limit);
                 });
             }
             Self::Admission { ours, theirs } => {
@@ -216,7 +227,7 @@ impl Reject {
         let (mut code, mut said, mut layout, mut winner) = (None, String::new(), None, None);
         let (mut our_dtype, mut their_dtype, mut versions) = (None, None, None);
         let (mut our_transport, mut their_transport) = (None, None);
-        let (mut our_admission, mut their_admission) = (None, None);
+        let (mut our_admission, mut their_admission, mut limit) = (None, None, None);
         let mut r = Reader::new(body, "refusal");
         while let Some((tag, mut f)) = r.field()? {
             match tag {
@@ -227,6 +238,7 @@ impl Reject {
                 tag::THEIR_DTYPE => their_dtype = Some(text(&mut f, MAX_DTYPE, "dtype")?),
                 tag::OUR_TRANSPORT => our_transport = Some(text(&mut f, MAX_TRANSPORT, "transport")?),
                 tag::THEIR_TRANSPORT => their_transport = Some(text(&mut f, MAX_TRANSPORT, "transport")?),
+                tag::LIMIT => limit = Some(f.u32()?),
                 tag::OUR_ADMISSION => our_admission = Some(text(&mut f, MAX_TRANSPORT, "admission")?),
                 tag::THEIR_ADMISSION => their_admission = Some(text(&mut f, MAX_TRANSPORT, "admission")?),
                 tag::WINNER => winner = Some(f.u64()?),
@@ -262,6 +274,7 @@ impl Reject {
             },
             11 => Self::UnknownKey { id: said },
             12 => Self::NotAuthentic,
+            14 => Self::TooOften { limit: limit.ok_or(HelloError::Missing("limit"))? },
             13 => Self::NotAdmitted { peer: said },
             code => Self::Other { code, text: said },
         })
@@ -295,6 +308,7 @@ impl Reject {
             Self::Duplicate { winner } => ConnectError::Duplicate { winner },
             Self::Busy => ConnectError::Busy,
             Self::Closing => ConnectError::Closing,
+            Self::TooOften { limit } => ConnectError::TooOften { limit },
             Self::Unsupported { what } => ConnectError::Unsupported { what },
             Self::Malformed { what } => ConnectError::Malformed { stage: Stage::Hello, what },
             Self::Other { code, text } => ConnectError::Rejected { code, text },
@@ -348,6 +362,7 @@ mod tests {
             Reject::UnknownKey { id: "2026-11".into() },
             Reject::NotAuthentic,
             Reject::NotAdmitted { peer: "prefill-7".into() },
+            Reject::TooOften { limit: 5 },
             Reject::Other { code: 1000, text: "later".into() },
         ]
     }

@@ -2,7 +2,7 @@
 
 use landfall::connect::{Admission, ConnectError, PeerAuth, Psk};
 use landfall::device::Profile;
-use landfall::kv::{KvConfig, KvEndpoint, KvPool, WriteRequest};
+use landfall::kv::{GrantRefusal, KvConfig, KvEndpoint, KvPool, PeerLimits, WriteRequest};
 
 use crate::common::{On, config, device, fill, layout, on_every_profile, wrong};
 
@@ -99,4 +99,77 @@ async fn b1_a_listener_beyond_this_host_is_asked_for_by_name() {
             assert!(endpoint.listen("0.0.0.0:0".parse().unwrap()).await.is_ok());
         }
     }
+}
+
+/// Two connects at once from one address, and the third is told why it is refused, with a key and without.
+#[tokio::test]
+async fn b1_a_peer_that_comes_too_often_is_refused() {
+    let on = On::Soft(Profile::Default);
+    for admission in [Admission::Local, Admission::Psk(psk("a", 1))] {
+        let config = || config().admission(admission.clone());
+        let limits = PeerLimits::default().connects_per_second(2);
+        let receiving = endpoint(on, 1, config().limits(limits)).await;
+        let listener = receiving.listen(on.any_port_of(1)).await.unwrap();
+        let mut refused = 0;
+        // Until a moment comes in which three are quicker than a second, however busy the machine is.
+        for _ in 0..100 {
+            let (one, two, three) = (
+                endpoint(on, 0, config()).await,
+                endpoint(on, 0, config()).await,
+                endpoint(on, 0, config()).await,
+            );
+            let at = listener.local_addr();
+            let all = tokio::join!(one.connect(at), two.connect(at), three.connect(at));
+            for error in [all.0, all.1, all.2].into_iter().filter_map(Result::err) {
+                assert!(matches!(error, ConnectError::TooOften { limit: 2 }), "{error:?}");
+                refused += 1;
+            }
+            if refused > 0 {
+                break;
+            }
+        }
+        assert!(refused > 0);
+    }
+    let error = KvEndpoint::new(
+        KvPool::new(&device(on).alloc_pd().unwrap(), layout(1, 1, 64)).await.unwrap(),
+        config().limits(PeerLimits::default().connects_per_second(0)),
+    );
+    assert!(error.unwrap_err().to_string().contains("connects_per_second"));
+}
+
+/// Grants and bytes of a peer are bounded, and free again when they have ended.
+#[tokio::test]
+async fn k7_what_a_peer_may_have_of_us_is_bounded() {
+    let on = On::Soft(Profile::Default);
+    let block = 2 * 1000;
+    let limits = PeerLimits::default().grants(3).granted_bytes(5 * block);
+    let receiving = endpoint(on, 1, config().limits(limits)).await;
+    let sending = endpoint(on, 0, config()).await;
+    let mut listener = receiving.listen(on.any_port_of(1)).await.unwrap();
+    let (sender, receiver) = tokio::join!(sending.connect(listener.local_addr()), listener.accept());
+    let (sender, receiver) = (sender.unwrap(), receiver.unwrap());
+    let pool = receiver.pool().clone();
+    let blocks = |n| pool.try_alloc(n).unwrap();
+    let first = receiver.grant(blocks(3)).unwrap();
+    let refused = receiver.grant(blocks(3)).unwrap_err();
+    assert!(
+        matches!(refused.why, GrantRefusal::TooLarge { asked, held, limit }
+            if (asked, held, limit) == (3 * block, 3 * block, 5 * block)),
+        "{refused:?}"
+    );
+    drop(refused);
+    // What is granted to be read counts, too, and so does every layer.
+    let _second = receiver.grant_read(blocks(1)).unwrap();
+    let refused = receiver.grant_layers(blocks(1)).unwrap_err();
+    assert!(matches!(refused.why, GrantRefusal::TooMany { open: 2, limit: 3 }), "{refused:?}");
+    drop(refused);
+    let third = receiver.grant(blocks(1)).unwrap();
+    let refused = receiver.grant(blocks(1)).unwrap_err();
+    assert!(matches!(refused.why, GrantRefusal::TooMany { open: 3, limit: 3 }), "{refused:?}");
+    drop(refused);
+    // One that has arrived makes room.
+    sender.write(WriteRequest::new(&first, sender.pool().try_alloc(3).unwrap())).await.0.unwrap();
+    drop(receiver.next_arrival().await.unwrap());
+    let _ = third;
+    receiver.grant(blocks(3)).unwrap();
 }

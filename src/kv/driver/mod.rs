@@ -50,8 +50,7 @@ use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
 use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, Token, TransferId};
 use crate::kv::queues::Queue;
-use crate::kv::rail::Link;
-use crate::kv::rail_talk::Ear;
+use crate::kv::rail::{Link, QueuePairs};
 use crate::kv::read_choice::Facts;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
@@ -59,7 +58,7 @@ use crate::kv::waiting::Waiting;
 use crate::provider::{self, Cq, Cqe};
 use crate::reactor::DriverHandle;
 
-use rail::{Phase, Rail};
+use rail::Rail;
 use rails::Job;
 use tasks::Owner;
 
@@ -162,6 +161,8 @@ enum State {
 /// Blocks that were granted.
 struct Granted {
     blocks: Held,
+    /// Of the layers that it is for.
+    bytes: u64,
     /// Their arrival has ended; they are in quarantine.
     aborted: bool,
 }
@@ -236,13 +237,21 @@ pub(crate) struct Parts {
 
 /// One rail.
 pub(crate) struct RailParts {
-    pub(crate) queues: Vec<Queue>,
-    pub(crate) lines: Arc<Lines>,
-    pub(crate) cq: Cq,
+    pub(crate) qps: usize,
+    /// Or why it was left out for now.
+    pub(crate) half: Result<RailHalf, String>,
     pub(crate) pd: ProtectionDomain,
     /// Fitted to the device.
     pub(crate) config: KvConfig,
     pub(crate) link: Link,
+    /// A connection manager connects it.
+    pub(crate) managed: bool,
+}
+
+/// What a rail that is there consists of.
+pub(crate) struct RailHalf {
+    pub(crate) pairs: QueuePairs,
+    pub(crate) cq: Cq,
 }
 
 impl KvDriver {
@@ -252,34 +261,12 @@ impl KvDriver {
             let (mut queues, mut rails) = (Vec::new(), Vec::new());
             let several = parts.rails.len() > 1;
             for (rail, part) in parts.rails.into_iter().enumerate() {
-                let qps = queues.len()..queues.len() + part.queues.len();
-                queues.extend(part.queues);
+                let qps = queues.len()..queues.len() + part.qps;
+                let owner = Arc::new(Owner { driver: me.clone(), rail });
+                rails.push(Rail::new(qps.clone(), part, owner, &mut queues));
                 if several {
-                    queues[qps.clone()].iter_mut().for_each(Queue::signal_often);
+                    queues[qps].iter_mut().for_each(Queue::signal_often);
                 }
-                rails.push(Rail {
-                    qps,
-                    managed: !part.lines.is_empty(),
-                    lines: Some(part.lines),
-                    watch: None,
-                    hung_up: false,
-                    cq: Some(Arc::new(part.cq)),
-                    lost: false,
-                    pd: part.pd,
-                    config: part.config,
-                    link: part.link,
-                    phase: Phase::Up,
-                    fenced: false,
-                    words: None,
-                    down: None,
-                    failures: 0,
-                    returns: 0,
-                    attempt: None,
-                    attempts: 0,
-                    ear: Ear::default(),
-                    owner: Arc::new(Owner { driver: me.clone(), rail }),
-                    enrolled: None,
-                });
             }
             Self {
                 inner: Mutex::new(Inner {
@@ -322,7 +309,12 @@ impl KvDriver {
                 me: me.clone(),
             }
         });
-        (0..this.tasks.len()).for_each(|rail| this.enrol(rail));
+        // One that is not there hears of its device when it comes.
+        let there: Vec<usize> = {
+            let inner = lock(&this.inner);
+            (0..inner.rails.len()).filter(|&rail| inner.rails[rail].cq.is_some()).collect()
+        };
+        there.into_iter().for_each(|rail| this.enrol(rail));
         this
     }
 

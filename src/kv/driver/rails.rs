@@ -76,7 +76,7 @@ impl KvDriver {
 impl Inner {
     /// Whether the task of this rail keeps the clock.
     pub(super) fn keeps_clock(&self, rail: usize) -> bool {
-        self.rails.iter().position(|rail| !rail.lost) == Some(rail)
+        self.rails.iter().position(|rail| !rail.lost && rail.cq.is_some()) == Some(rail)
     }
 
     /// When a rail that is on its way down has had its time.
