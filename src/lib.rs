@@ -80,6 +80,7 @@
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
 //! - `tls`: admission by certificates ([`guide::admission`]). It needs a C compiler to build.
+//! - `metrics`: numbers of all channels through the facade `metrics`; the application chooses the exporter.
 //!
 //! A default build needs a Rust toolchain and nothing else.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -93,6 +94,8 @@ pub mod error;
 pub mod guide;
 pub mod kv;
 pub mod memory;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod ring;
 
 mod background;

@@ -404,6 +404,7 @@ pub(super) fn driver(
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
         pass,
+        peer_name: peer.name.clone(),
         client,
         on_end,
     };
