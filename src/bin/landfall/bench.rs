@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::device::{DeviceArgs, Side};
 use crate::measure::client::Client;
-use crate::measure::data::{Budget, Setup};
+use crate::measure::data::Budget;
 use crate::measure::histogram::Latency;
 use crate::measure::load::Report;
 use crate::measure::plot::{self, Lines, Series};
