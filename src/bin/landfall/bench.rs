@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::device::{DeviceArgs, Side};
 use crate::measure::client::Client;
-use crate::measure::data::{Budget, Setup};
+use crate::measure::data::Budget;
 use crate::measure::histogram::Latency;
 use crate::measure::load::Report;
 use crate::measure::plot::{self, Lines, Series};
@@ -149,8 +149,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<Outcome, Error> {
 }
 
 async fn serve(args: &Serve, output: Output) -> Result<Outcome, Error> {
-    let setup =
-        Setup { devices: args.device.open(Side::Listens(args.address))?, bootstrap: args.device.bootstrap };
+    let setup = args.device.setup(Side::Listens(args.address))?;
     let endpoint = setup.control().await?;
     let listener = endpoint.listen(args.address).await?;
     let address = listener.local_addr();
