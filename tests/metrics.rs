@@ -273,13 +273,18 @@ fn the_dashboard_asks_for_what_there_is() {
         asked.extend(words.filter(|word| word.starts_with("landfall_")).map(str::to_owned));
     }
     let of_channels = |name: &&String| !DEVICES.contains(&name.as_str());
+    let exporter = include_str!("../src/bin/landfall/watch/prometheus.rs");
+    for name in DEVICES {
+        assert!(exporter.contains(&format!("\"{name}\"")), "landfall watch does not tell {name}");
+    }
     let unknown: Vec<_> = asked.iter().filter(of_channels).filter(|name| !known.contains(*name)).collect();
     assert!(unknown.is_empty(), "nobody tells {unknown:?}");
     // And it shows everything that a channel tells.
     for (name, _, _) in NAMES {
         assert!(asked.iter().any(|word| word.starts_with(name)), "the dashboard does not show {name}");
     }
-    let labels = ["peer", "path", "op", "outcome", "rail", "device", "direction", "state", "le", "port", "counter"];
+    let labels =
+        ["peer", "path", "op", "outcome", "rail", "device", "direction", "state", "le", "port", "counter"];
     for expression in &found {
         let by = expression.split(" by (").skip(1).filter_map(|rest| rest.split_once(')'));
         for label in by.flat_map(|(list, _)| list.split(", ")) {

@@ -2,10 +2,14 @@
 
 mod bench;
 mod bench_server;
+mod devices;
+mod documents;
 mod examined;
+mod lab;
 mod on_devices;
 mod program;
 mod roots;
 mod sweep;
 mod usage;
+mod watch;
 mod xml;

@@ -1,28 +1,29 @@
-//! `landfall`: what a host has, whether it is right, and what its devices count.
+//! `landfall`: what a host has, whether it is right, what its devices count, and how fast a path is.
 //!
 //! Each command is a file: its `Args`, and `run`, which prints through [`output`] and says how it ended. The checks and what
 //! they read are the library's.
 //!
-//! The exit status is the verdict: 0 when all is well, 1 when something is not, 2 for a command line that is not understood.
+//! The exit status is the verdict: 0 when all is well, 1 when something is not, 2 for a command line that is not understood, 3 when
+//! it cannot be told (`verify`).
 
 mod bench;
 mod device;
 mod devices;
 mod doctor;
 mod measure;
-#[allow(dead_code, reason = "what the next commands print with")]
 mod output;
 mod sweep;
 mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use output::{Error, Outcome, Output, Usage};
 
-/// Looks at this host's RDMA devices: what there is, whether it is right, what it counts.
+/// Looks at this host's RDMA devices: what there is, whether it is right, what it counts, how fast it is.
 ///
-/// Exit status: 0 when all is well, 1 when something is not, 2 for a command line that is not understood.
+/// Exit status: 0 when all is well, 1 when something is not, 2 for a command line that is not understood, 3 when it cannot be told.
 #[derive(Debug, Parser)]
 #[command(name = "landfall", version, max_term_width = 100)]
 struct Cli {
@@ -40,6 +41,7 @@ enum Command {
     Sweep(sweep::Args),
     Verify(verify::Args),
     Doctor(doctor::Args),
+    Watch(watch::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Command::Sweep(args) => sweep::run(args, &output),
         Command::Verify(args) => verify::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
+        Command::Watch(args) => watch::run(args, &output),
     };
     match ended {
         Ok(Outcome::Well) => ExitCode::SUCCESS,
