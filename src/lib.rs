@@ -79,6 +79,7 @@
 //! # Features
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//! - `cli`: the program `landfall`, which looks at a host and measures it; [`guide::operating`] and [`guide::measuring`] say how.
 //! - `metrics`: numbers of all channels through the facade `metrics`; the application chooses the exporter.
 //!
 //! A default build needs a Rust toolchain and nothing else.
