@@ -79,6 +79,8 @@
 //! # Features
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//! - `cli`: the program `landfall`, which looks at a host and measures it; [`guide::operating`] and [`guide::measuring`] say how.
+//! - `metrics`: numbers of all channels through the facade `metrics`; the application chooses the exporter.
 //!
 //! A default build needs a Rust toolchain and nothing else.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -92,6 +94,8 @@ pub mod error;
 pub mod guide;
 pub mod kv;
 pub mod memory;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod ring;
 
 mod background;

@@ -69,14 +69,19 @@ impl GidEntry {
     }
 }
 
+impl GidType {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ib => "IB",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        }
+    }
+}
+
 impl fmt::Display for GidEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            GidType::Ib => "IB",
-            GidType::RoceV1 => "RoCE v1",
-            GidType::RoceV2 => "RoCE v2",
-        };
-        write!(f, "{}: {} {kind}", self.index, self.addr())
+        write!(f, "{}: {} {}", self.index, self.addr(), self.kind.name())
     }
 }
 

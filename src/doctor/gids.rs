@@ -3,18 +3,15 @@
 //! `ports/N/gids/I` has the GID, `gid_attrs/types/I` its type and `gid_attrs/ndevs/I` its network interface
 //! (`Documentation/ABI/stable/sysfs-class-infiniband`). iWARP is addressed by IP, and a GID is only a name there.
 
-use std::net::Ipv6Addr;
-
 use super::host::{Fabric, Host, HostDevice};
 use super::report::{Check, Evidence};
-use crate::device::gid::{self, GidEntry, GidType, Scope};
+use crate::device::gid::{self, GidType, Scope};
+use crate::device::port_info::gid_table;
 
 const NAME: &str = "gid";
-/// An address vector holds the index in a byte.
-const MAX_ENTRIES: u32 = 256;
 
 pub(super) fn check(host: &Host<'_>, device: &HostDevice, port: u8) -> Check {
-    let table = table(host, device, port);
+    let table = gid_table(&host.root.sysfs(), &device.name, port);
     let dir = host.root.name(&device.port_at(port, "gids"));
     let used: Vec<String> = table.iter().filter(|e| e.scope().is_some()).map(ToString::to_string).collect();
     let found = if used.is_empty() { "no GID".to_owned() } else { used.join(", ") };
@@ -44,21 +41,4 @@ pub(super) fn check(host: &Host<'_>, device: &HostDevice, port: u8) -> Check {
         Ok(entry) => Check::ok(NAME, format!("{entry} is used")),
     };
     check.of_port(&device.name, port).with([Evidence::new(dir, found)])
-}
-
-fn table(host: &Host<'_>, device: &HostDevice, port: u8) -> Vec<GidEntry> {
-    let entries = host.root.names(&device.port_at(port, "gids")).into_iter().filter_map(|name| {
-        let index: u32 = name.parse().ok().filter(|&index| index < MAX_ENTRIES)?;
-        let gid: Ipv6Addr = host.root.text(&device.port_at(port, &format!("gids/{name}")))?.parse().ok()?;
-        // Of an unused entry, the type cannot be read.
-        let kind = match host.root.text(&device.port_at(port, &format!("gid_attrs/types/{name}"))) {
-            _ if device.fabric != Fabric::Roce => GidType::Ib,
-            Some(text) if text == "RoCE v2" => GidType::RoceV2,
-            _ => GidType::RoceV1,
-        };
-        Some(GidEntry { index, gid: gid.octets(), kind })
-    });
-    let mut table: Vec<_> = entries.collect();
-    table.sort_by_key(|entry| entry.index);
-    table
 }

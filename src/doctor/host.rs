@@ -36,8 +36,9 @@ pub(super) enum Fabric {
 /// The driver of a kernel, the provider that libibverbs has for it, and whether the device is software. The providers are
 /// rdma-core's `providers/*/CMakeLists.txt`; a driver is that of the PCI function, which for some devices is that of the
 /// network card under them.
-const PROVIDERS: [(&str, &str); 17] = [
+const PROVIDERS: [(&str, &str); 18] = [
     ("mlx5_core", "mlx5"),
+    ("mlx5_core.sf", "mlx5"),
     ("mlx4_core", "mlx4"),
     ("erdma", "erdma"),
     ("efa", "efa"),

@@ -9,6 +9,10 @@
 //! - [`tuning`]: what can be chosen, and what each choice costs.
 //! - [`transports`]: devices, profiles and their capabilities.
 //! - [`rails`]: several devices: which are joined, who carries what, what happens when one fails.
+//! - [`deploying`]: hosts, containers and Kubernetes, by kind of device.
+//! - [`troubleshooting`]: by what a program says.
+//! - [`operating`]: the program `landfall`: devices, doctor, watch, the exporter's names.
+//! - [`measuring`]: bandwidth, latency, the best setting, and whether it is RDMA: the commands, and what their numbers mean.
 //! - [`runtime`]: which runtime drives what, the order of dropping, two runtimes.
 
 #[doc = include_str!("landing.md")]
@@ -37,6 +41,18 @@ pub mod transports {}
 
 #[doc = include_str!("rails.md")]
 pub mod rails {}
+
+#[doc = include_str!("deploying.md")]
+pub mod deploying {}
+
+#[doc = include_str!("troubleshooting.md")]
+pub mod troubleshooting {}
+
+#[doc = include_str!("operating.md")]
+pub mod operating {}
+
+#[doc = include_str!("measuring.md")]
+pub mod measuring {}
 
 #[doc = include_str!("runtime.md")]
 pub mod runtime {}

@@ -188,6 +188,10 @@ impl Queue {
         self.report
     }
 
+    pub(crate) fn report_ref(&self) -> &QpReport {
+        &self.report
+    }
+
     /// What carries its bytes, and why.
     pub(crate) fn path(&self) -> (&'static str, String) {
         self.qp.as_ref().map_or_else(|| self.path.clone(), provider::Qp::path)

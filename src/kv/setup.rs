@@ -402,6 +402,7 @@ pub(super) fn driver(
         },
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
+        peer_name: peer.name.clone(),
         client,
         on_end,
     };

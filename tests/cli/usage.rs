@@ -6,7 +6,9 @@ use crate::program::{landfall, output, stderr, stdout};
 fn help_names_each_command() {
     let help = output(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
-    assert!(stdout(&help).contains("devices"), "{}", stdout(&help));
+    for command in ["devices", "doctor", "watch"] {
+        assert!(stdout(&help).contains(&format!("  {command} ")), "{}", stdout(&help));
+    }
 }
 
 #[test]

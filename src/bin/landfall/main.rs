@@ -5,10 +5,15 @@
 //!
 //! The exit status is the verdict: 0 when all is well, 1 when something is not, 2 for a command line that is not understood.
 
+mod bench;
+mod device;
 mod devices;
 mod doctor;
-#[allow(dead_code, reason = "what the next commands print with")]
+mod measure;
 mod output;
+mod sweep;
+mod verify;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -31,7 +36,11 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Devices(devices::Args),
+    Bench(bench::Args),
+    Sweep(sweep::Args),
+    Verify(verify::Args),
     Doctor(doctor::Args),
+    Watch(watch::Args),
 }
 
 fn main() -> ExitCode {
@@ -40,11 +49,16 @@ fn main() -> ExitCode {
     let output = Output::new(cli.json);
     let ended = match &cli.command {
         Command::Devices(args) => devices::run(args, &output),
+        Command::Bench(args) => bench::run(args, &output),
+        Command::Sweep(args) => sweep::run(args, &output),
+        Command::Verify(args) => verify::run(args, &output),
         Command::Doctor(args) => doctor::run(args, &output),
+        Command::Watch(args) => watch::run(args, &output),
     };
     match ended {
         Ok(Outcome::Well) => ExitCode::SUCCESS,
         Ok(Outcome::NotWell) => ExitCode::FAILURE,
+        Ok(Outcome::Unknown) => ExitCode::from(3),
         Err(error) => failed(&error),
     }
 }

@@ -15,6 +15,8 @@ pub(crate) enum Outcome {
     Well,
     /// It found something wrong: exit status 1.
     NotWell,
+    /// It cannot be told: exit status 3.
+    Unknown,
 }
 
 /// Arguments that cannot be meant so, which clap could not know: exit status 2.

@@ -358,6 +358,7 @@ impl Inner {
         own.fenced = false;
         (own.down, own.words, own.attempt) = (None, None, None);
         own.returns += 1;
+        self.meter.rail(rail, true);
         tracing::info!(rail, device = own.pd.device().name(), "a rail has come back");
         // It may have failed at the peer by now: the protocol says so, after it was up.
         self.events(now, after);

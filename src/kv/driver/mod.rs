@@ -8,6 +8,7 @@
 //! ```text
 //!   calls, writes   what the user asks       events     what the protocol tells
 //!   progress        completions and posts, and the way down of the whole channel
+//!   meter, spans    what is told of transfers to recorders and subscribers
 //!   tasks           one a rail               rail, rails, comeback   a rail, its way down alone, and its way back
 //! ```
 
@@ -17,10 +18,16 @@ mod comeback;
 mod events;
 mod layers;
 mod loans;
+#[cfg(feature = "metrics")]
+mod meter;
+#[cfg(not(feature = "metrics"))]
+#[path = "no_meter.rs"]
+mod meter;
 mod progress;
 mod rail;
 mod rails;
 mod reads;
+mod spans;
 mod tasks;
 mod writes;
 
@@ -64,6 +71,7 @@ use tasks::Owner;
 pub use closed::{ChannelClosed, MessageError};
 
 use loans::{Asked, Loans};
+use meter::Meter;
 use reads::Reads;
 
 /// Completions that one poll takes.
@@ -129,6 +137,7 @@ struct Inner {
     first_cause: Option<String>,
     closing: bool,
     stats: ChannelStats,
+    meter: Meter,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
@@ -180,6 +189,7 @@ struct WriteEntry {
     descriptors: u64,
     wrs: u64,
     attempts: u32,
+    span: tracing::Span,
 }
 
 /// What is to be done after the lock is released.
@@ -225,6 +235,7 @@ pub(crate) struct Parts {
     pub(crate) reading: Facts,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
+    pub(crate) peer_name: String,
     /// This side has connected the channel.
     pub(crate) client: bool,
     pub(crate) on_end: OnEnd,
@@ -255,6 +266,8 @@ impl KvDriver {
         let this = Arc::new_cyclic(|me: &Weak<Self>| {
             let (mut queues, mut rails) = (Vec::new(), Vec::new());
             let several = parts.rails.len() > 1;
+            let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
+            let meter = Meter::new(&parts.peer_name, devices);
             for (rail, part) in parts.rails.into_iter().enumerate() {
                 let qps = queues.len()..queues.len() + part.qps;
                 let owner = Arc::new(Owner { driver: me.clone(), rail });
@@ -285,6 +298,7 @@ impl KvDriver {
                     first_cause: None,
                     closing: false,
                     stats: ChannelStats::default(),
+                    meter,
                     scheduled: None,
                     returning: 0,
                     destroying: 0,
@@ -352,6 +366,7 @@ impl KvDriver {
                 after.nudge = true;
             }
             inner.returning += usize::from(after.returns());
+            inner.tell();
             out
         };
         let returns = after.returns();

@@ -216,6 +216,7 @@ impl Inner {
         tracing::warn!(rail, device = own.pd.device().name(), words, "a rail has failed");
         own.phase = Phase::Draining { since: now };
         own.failures += 1;
+        self.meter.rail(rail, false);
         own.down = Some(Down { cause: words, since: SystemTime::now(), attempt: None });
         self.set_error(rail);
         // The flushes are polled by its task.

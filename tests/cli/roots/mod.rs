@@ -186,7 +186,7 @@ pub(crate) fn limits(memlock: &str) -> String {
     )
 }
 
-/// An eRDMA adapter. What it reports is `shared` by both modes; the kernel's names of its counters.
+/// An eRDMA adapter, with the vendor's module in a mode.
 pub(crate) fn erdma(mode: &str) -> Root {
     Root::new()
         .device(&Device {
