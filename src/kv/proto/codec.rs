@@ -10,29 +10,29 @@ use crate::wire::{Malformed, Reader, Writer};
 pub(super) const FIELD: usize = 6;
 
 pub(super) mod tag {
-    pub(super) const HEADER: u16 = 1;
-    pub(super) const NOTIFY: u16 = 2;
-    pub(super) const CONFIRM: u16 = 3;
-    pub(super) const ABORT: u16 = 4;
-    pub(super) const ABORT_DONE: u16 = 5;
-    pub(super) const ABORT_ACK: u16 = 6;
-    pub(super) const QUERY: u16 = 7;
-    pub(super) const ANSWER: u16 = 8;
-    pub(super) const REVOKE: u16 = 9;
-    pub(super) const REVOKED: u16 = 10;
-    pub(super) const FRAGMENT: u16 = 11;
-    pub(super) const PING: u16 = 12;
-    pub(super) const PONG: u16 = 13;
-    pub(super) const CLOSE: u16 = 14;
-    pub(super) const RAIL_DOWN: u16 = 15;
-    pub(super) const FENCED: u16 = 16;
-    pub(super) const RESENT: u16 = 17;
-    pub(super) const REOPEN: u16 = 18;
-    pub(super) const REOPENED: u16 = 19;
-    pub(super) const RAIL_TALK: u16 = 20;
-    pub(super) const READ_DONE: u16 = 32;
-    pub(super) const READ_ASK: u16 = 33;
-    pub(super) const READ_REFUSED: u16 = 34;
+    pub(in super::super) const HEADER: u16 = 1;
+    pub(in super::super) const NOTIFY: u16 = 2;
+    pub(in super::super) const CONFIRM: u16 = 3;
+    pub(in super::super) const ABORT: u16 = 4;
+    pub(in super::super) const ABORT_DONE: u16 = 5;
+    pub(in super::super) const ABORT_ACK: u16 = 6;
+    pub(in super::super) const QUERY: u16 = 7;
+    pub(in super::super) const ANSWER: u16 = 8;
+    pub(in super::super) const REVOKE: u16 = 9;
+    pub(in super::super) const REVOKED: u16 = 10;
+    pub(in super::super) const FRAGMENT: u16 = 11;
+    pub(in super::super) const PING: u16 = 12;
+    pub(in super::super) const PONG: u16 = 13;
+    pub(in super::super) const CLOSE: u16 = 14;
+    pub(in super::super) const RAIL_DOWN: u16 = 15;
+    pub(in super::super) const FENCED: u16 = 16;
+    pub(in super::super) const RESENT: u16 = 17;
+    pub(in super::super) const REOPEN: u16 = 18;
+    pub(in super::super) const REOPENED: u16 = 19;
+    pub(in super::super) const RAIL_TALK: u16 = 20;
+    pub(in super::super) const READ_DONE: u16 = 32;
+    pub(in super::super) const READ_ASK: u16 = 33;
+    pub(in super::super) const READ_REFUSED: u16 = 34;
 }
 
 /// Bytes of a fragment record without its payload.
