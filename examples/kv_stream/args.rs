@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::admission::{AdmissionArgs, admission_usage};
 use crate::common::device::{DeviceArgs, device_usage, number};
 
 pub(crate) const USAGE: &str = concat!(
@@ -21,6 +22,7 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
 
 ",
     device_usage!(),
+    admission_usage!(),
     "\
   --rails N              rails of the channel, 1 to 16: so many devices   [1, or as many as --device names]
   --strict-rails         every rail has to be there, and to live
@@ -80,6 +82,7 @@ impl Pull {
 pub(crate) struct Args {
     pub(crate) side: Side,
     pub(crate) device: DeviceArgs,
+    pub(crate) admission: AdmissionArgs,
     /// 0: as many as devices are named.
     pub(crate) rails: usize,
     pub(crate) strict_rails: bool,
@@ -109,6 +112,7 @@ impl Default for Args {
         Self {
             side: Side::Alone,
             device: DeviceArgs::default(),
+            admission: AdmissionArgs::default(),
             rails: 0,
             strict_rails: false,
             qps: 1,
@@ -161,6 +165,12 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         if a.device.take(&flag, &mut value)? {
             continue;
         }
+        if a.admission.take(&flag, &mut value)? {
+            if flag == "--insecure" && inline.is_some() {
+                return Err(format!("{flag} takes no value"));
+            }
+            continue;
+        }
         match flag.as_str() {
             "--help" | "-h" => return Ok(None),
             "--listen" | "--connect" if a.side != Side::Alone => {
@@ -196,6 +206,7 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         }
     }
     a.device.check()?;
+    a.admission.check()?;
     if a.read.is_some() && a.file.is_some() {
         return Err("--read and --file: a file is pushed; leave one of them out".to_owned());
     }
