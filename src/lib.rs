@@ -79,6 +79,7 @@
 //! # Features
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//! - `cuda`: memory of GPUs, see [`guide::gpu`]. The CUDA driver is loaded when it is asked for.
 //!
 //! A default build needs a Rust toolchain and nothing else.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -86,6 +87,7 @@
 
 pub mod connect;
 pub mod counters;
+pub mod cuda;
 pub mod device;
 pub mod error;
 pub mod guide;

@@ -9,6 +9,7 @@
 //! - [`tuning`]: what can be chosen, and what each choice costs.
 //! - [`transports`]: devices, profiles and their capabilities.
 //! - [`rails`]: several devices: which are joined, who carries what, what happens when one fails.
+//! - [`gpu`]: pools in memory of GPUs: which way the data goes, when it has landed, what cannot be sent.
 //! - [`runtime`]: which runtime drives what, the order of dropping, two runtimes.
 
 #[doc = include_str!("landing.md")]
@@ -37,6 +38,9 @@ pub mod transports {}
 
 #[doc = include_str!("rails.md")]
 pub mod rails {}
+
+#[doc = include_str!("gpu.md")]
+pub mod gpu {}
 
 #[doc = include_str!("runtime.md")]
 pub mod runtime {}
