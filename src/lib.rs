@@ -80,6 +80,7 @@
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
 //! - `cuda`: memory of GPUs, see [`guide::gpu`]. The CUDA driver is loaded when it is asked for.
+//! - `metrics`: numbers of all channels through the facade `metrics`; the application chooses the exporter.
 //!
 //! A default build needs a Rust toolchain and nothing else.
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -89,10 +90,13 @@ pub mod connect;
 pub mod counters;
 pub mod cuda;
 pub mod device;
+pub mod doctor;
 pub mod error;
 pub mod guide;
 pub mod kv;
 pub mod memory;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod ring;
 
 mod background;

@@ -39,9 +39,7 @@ fn count(variable: &str, default: u64) -> u64 {
 fn alone(test: &str) {
     let out = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
-        // One arena, and nothing of it by mmap: then each mapping is one that somebody asked for.
-        .env("MALLOC_ARENA_MAX", "1")
-        .env("MALLOC_MMAP_THRESHOLD_", "33554432")
+        .envs(levels::SETTINGS)
         .output()
         .unwrap();
     let (text, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
@@ -50,14 +48,13 @@ fn alone(test: &str) {
 }
 
 fn run(test: impl Future<Output = ()>) {
-    levels::map_stacks();
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     // Of the blocking threads, one that stays: their stacks are mappings too.
     runtime.enable_all().max_blocking_threads(1).thread_keep_alive(Duration::from_secs(1 << 20));
     runtime.build().unwrap().block_on(test);
 }
 
-fn report(what: &str, n: u64, start: Instant, before: Levels) {
+fn report(what: &str, n: u64, start: Instant, before: &Levels) {
     let now = Levels::now().unwrap();
     println!("{n} {what} in {:.1} s; before: {before}; after: {now}", start.elapsed().as_secs_f64());
 }
@@ -137,8 +134,8 @@ fn failed_connects(profile: Profile, transport: SoftTransport, bootstrap: Bootst
         for n in 0..n {
             fail(n, &a, &to, &soft, bootstrap).await;
         }
-        Levels::settle(before).await.unwrap();
-        report("failed connects", n, start, before);
+        Levels::settle(&before).await.unwrap();
+        report("failed connects", n, start, &before);
         accepting.abort();
     });
 }
@@ -208,8 +205,8 @@ fn registrations() {
         for i in 0..n {
             cycle(i).await;
         }
-        Levels::settle(before).await.unwrap();
-        report("pairs of registrations", n, start, before);
+        Levels::settle(&before).await.unwrap();
+        report("pairs of registrations", n, start, &before);
     });
 }
 
@@ -332,8 +329,8 @@ fn killed_peers() {
                 for n in 0..n {
                     outlive(n, &soft, &survivor, &mut listener).await;
                 }
-                Levels::settle(before).await.unwrap();
-                report(&format!("killed peers, {profile} over {transport}"), n, start, before);
+                Levels::settle(&before).await.unwrap();
+                report(&format!("killed peers, {profile} over {transport}"), n, start, &before);
             }
         }
         // Shared memory has no names in the file system, so that none can stay behind.

@@ -24,6 +24,8 @@ pub(crate) struct AgreedRail {
     pub(crate) number: usize,
     /// The client's device, by its place in the hello's list.
     pub(crate) client: usize,
+    /// It is to come later: one side has no queue pairs for it yet.
+    pub(crate) absent: bool,
     /// Queue pairs: those beyond are not used.
     pub(crate) qps: usize,
     /// Bytes.
@@ -100,6 +102,7 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
     let (asked, answered) = (hello.rail_list(), reply.rail_list());
     // A server that knows of one rail has answered to the one that it saw.
     let alone = reply.others.is_none().then(|| hello.place());
+    let later = ours.knows_later() && theirs.knows_later();
     let (mut rails, mut refused) = (Vec::new(), None);
     for (number, server) in answered.iter().enumerate() {
         let client = alone.unwrap_or(usize::from(server.with));
@@ -112,10 +115,15 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
             Role::Client => (peer, server),
             Role::Server => (server, peer),
         };
-        match agree_rail(ours, theirs) {
+        match agree_rail(ours, theirs, later) {
             Ok(rail) => rails.push(AgreedRail { number, client, ..rail }),
             Err(reject) => _ = refused.get_or_insert(reject),
         }
+    }
+    if rails.iter().all(|rail| rail.absent) {
+        let none = || Reject::Unsupported { what: "no rail could be set up at both ends".to_owned() };
+        refused.get_or_insert_with(none);
+        rails.clear();
     }
     match refused {
         Some(reject) if rails.is_empty() => Err(reject),
@@ -123,14 +131,14 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
     }
 }
 
-/// What two devices make together. Where they stand is for the caller to say.
-fn agree_rail(ours: &HelloRail, theirs: &HelloRail) -> Result<AgreedRail, Reject> {
+/// What two devices make together. Where they stand is for the caller to say. With `later`, one that is not there yet may come.
+fn agree_rail(ours: &HelloRail, theirs: &HelloRail, later: bool) -> Result<AgreedRail, Reject> {
     if !meet(&ours.transport, &theirs.transport) {
         let (ours, theirs) = (ours.transport.clone(), theirs.transport.clone());
         return Err(Reject::Transport { ours, theirs });
     }
     for rail in [ours, theirs] {
-        if rail.qps.is_empty() {
+        if rail.qps.is_empty() && !(later && rail.later > 0) {
             return Err(Reject::Unsupported { what: format!("{} could not be set up", rail.device) });
         }
     }
@@ -152,7 +160,8 @@ fn agree_rail(ours: &HelloRail, theirs: &HelloRail) -> Result<AgreedRail, Reject
     Ok(AgreedRail {
         number: 0,
         client: 0,
-        qps: ours.qps.len().min(theirs.qps.len()),
+        absent: ours.qps.is_empty() || theirs.qps.is_empty(),
+        qps: ours.places().min(theirs.places()),
         path_mtu,
         rd_atomic: ours.rd_atomic.min(theirs.rd_atomic),
         notify,
@@ -312,6 +321,35 @@ mod tests {
         let server = with(vec![rail("s1", "soft-tcp", 1)], 0);
         let error = agree(&client, &server).unwrap_err().local_error().to_string();
         assert!(error.contains("c1 could not be set up"), "{error}");
+    }
+
+    /// A place is kept where one side, or both, mean to have queue pairs later; at least one rail is there from the beginning.
+    #[test]
+    fn k10_a_rail_that_comes_later_has_its_place() {
+        let later = |device: &str, with, qps| {
+            let mut rail = rail(device, "soft-tcp", with);
+            rail.leave_out(qps);
+            rail
+        };
+        let there = |device: &str, with| rail(device, "soft-tcp", with);
+        let client = with(vec![there("c0", 0), later("c1", 0, 2), there("c2", 0), later("c3", 0, 0)], 0);
+        let rails = vec![there("s0", 0), there("s1", 1), later("s2", 2, 3), there("s3", 3)];
+        let server = with(rails, 0);
+        let rails = agree(&client, &server).unwrap().rails;
+        let places: Vec<_> = rails.iter().map(|r| (r.number, r.absent, r.qps)).collect();
+        assert_eq!(places, [(0, false, 4), (1, true, 2), (2, true, 3)]);
+        assert_eq!(server.rail_list()[2].regions.len(), 2, "its keys are known from the beginning");
+        assert!(client.rail_list()[3].regions.is_empty(), "of one that never comes nothing is said");
+        // A peer that knows of no such rails leaves them out.
+        let mut older = server.clone();
+        older.others.as_mut().unwrap().later = false;
+        let rails = agree(&client, &older).unwrap().rails;
+        assert_eq!(rails.iter().map(|r| (r.number, r.absent)).collect::<Vec<_>>(), [(0, false)]);
+        // Each side has one, and no rail has both.
+        let client = with(vec![there("c0", 0), later("c1", 0, 2)], 0);
+        let server = with(vec![later("s0", 0, 2), there("s1", 1)], 1);
+        let error = agree(&client, &server).unwrap_err().local_error().to_string();
+        assert!(error.contains("no rail could be set up at both ends"), "{error}");
     }
 
     #[test]

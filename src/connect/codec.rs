@@ -5,7 +5,8 @@
 //! rail are in `codec_rail`.
 
 use super::codec_rail::{
-    RailFields, put_device, put_limits, put_others, put_path, put_qps, put_regions, rail, tag as rail_tag,
+    RailFields, place_of, put_device, put_limits, put_others, put_path, put_qps, put_regions, rail,
+    tag as rail_tag,
 };
 use super::hello::{Hello, HelloError, HelloLayout, HelloShape, MAX_DTYPE, MAX_NAME, printable};
 use super::rail::{MAX_RAILS, Others};
@@ -97,7 +98,7 @@ impl Hello {
                 tag::SHAPE => once(&mut shape, "shape", shape_of(&mut f)?)?,
                 tag::DEAD => dead.push(f.u64()?),
                 tag::AUTH => once(&mut auth, "authentication", f.take(f.remaining())?.to_vec())?,
-                rail_tag::PLACE => once(&mut place, "place among the rails", (f.u8()?, f.u8()?))?,
+                rail_tag::PLACE => once(&mut place, "place among the rails", place_of(&mut f)?)?,
                 // One too many is refused below: nobody is made to hold more.
                 rail_tag::RAIL if rails.len() < MAX_RAILS => rails.push(rail(&mut f)?),
                 _ => {}
@@ -124,7 +125,7 @@ impl Hello {
             notify: own.notify,
             layout,
             regions: own.regions,
-            others: place.map(|(place, with)| Others { place, with, rails }),
+            others: place.map(|(place, with, later)| Others { place, with, later, rails }),
             writable: access & 1 == 1,
             readable: access & 2 == 2,
             dead,

@@ -26,6 +26,8 @@ pub(super) mod tag {
     pub(in crate::connect) const WITH: u16 = 16;
     /// Within a rail: the address for a connection manager.
     pub(in crate::connect) const MANAGER: u16 = 17;
+    /// Within a rail: how many queue pairs it will have.
+    pub(in crate::connect) const LATER: u16 = 18;
     /// In `Ready`: queue pairs of a rail.
     pub(in crate::connect) const LATE: u16 = 1;
 }
@@ -96,7 +98,7 @@ pub(super) fn put_regions(w: &mut Writer<'_>, regions: &[HelloRegion]) {
 
 pub(super) fn put_others(w: &mut Writer<'_>, others: &Others, max_control: u32) {
     w.field(tag::PLACE, |w| {
-        w.u8(others.place).u8(others.with);
+        w.u8(others.place).u8(others.with).u8(others.later.into());
     });
     for rail in &others.rails {
         w.field(tag::RAIL, |w| {
@@ -106,6 +108,11 @@ pub(super) fn put_others(w: &mut Writer<'_>, others: &Others, max_control: u32) 
             w.field(tag::WITH, |w| {
                 w.u8(rail.with);
             });
+            if rail.later > 0 {
+                w.field(tag::LATER, |w| {
+                    w.u8(rail.later);
+                });
+            }
             if let Some(at) = rail.manager {
                 w.field(tag::MANAGER, |w| put_socket(w, at));
             }
@@ -124,6 +131,7 @@ pub(super) struct RailFields {
     caps: Option<(u32, u64)>,
     credits: Option<(u32, u32, u32)>,
     with: Option<u8>,
+    later: Option<u8>,
     manager: Option<SocketAddr>,
     qps: Vec<QpAddress>,
     regions: Vec<HelloRegion>,
@@ -155,6 +163,8 @@ impl RailFields {
             device: self.device.unwrap_or_default(),
             transport: self.transport.ok_or(HelloError::Missing("transport"))?,
             with: self.with.unwrap_or_default(),
+            // Whoever has them needs no others.
+            later: if self.qps.is_empty() { self.later.unwrap_or_default() } else { 0 },
             qps: self.qps,
             manager: self.manager,
             mtu,
@@ -168,6 +178,13 @@ impl RailFields {
     }
 }
 
+/// Where the rail with fields of its own stands, what it is joined to, and whether the sender knows of rails that come later.
+pub(super) fn place_of(f: &mut Reader<'_>) -> Result<(u8, u8, bool), Malformed> {
+    let (place, with) = (f.u8()?, f.u8()?);
+    let later = f.remaining() > 0 && f.u8()? == 1;
+    Ok((place, with, later))
+}
+
 /// One of the other rails.
 pub(super) fn rail(f: &mut Reader<'_>) -> Result<HelloRail, HelloError> {
     let mut fields = RailFields::default();
@@ -177,6 +194,7 @@ pub(super) fn rail(f: &mut Reader<'_>) -> Result<HelloRail, HelloError> {
         }
         match tag {
             tag::WITH => once(&mut fields.with, "joined rail", f.u8()?)?,
+            tag::LATER => once(&mut fields.later, "number of later queue pairs", f.u8()?)?,
             tag::MANAGER => once(&mut fields.manager, "manager's address", socket(&mut f)?)?,
             _ => {}
         }
@@ -277,8 +295,9 @@ mod tests {
             mtu: 512,
             ..own.clone()
         };
+        let later = HelloRail { later: 3, qps: vec![], ..own.clone() };
         let fourth = HelloRail { manager: Some("10.0.0.1:7".parse().unwrap()), ..managed.clone() };
-        hello.set_rails(vec![failed, own, managed, fourth], 1);
+        hello.set_rails(vec![failed, own, managed, fourth, later], 1);
         hello
     }
 
@@ -288,7 +307,8 @@ mod tests {
         let read = Hello::decode(hello.epoch, &encoded(&hello)).unwrap();
         assert_eq!(read, hello);
         let devices: Vec<_> = read.rail_list().into_iter().map(|r| r.device).collect();
-        assert_eq!(devices, ["mlx5_9", "soft-default", "siw0", "siw0"]);
+        assert_eq!(devices, ["mlx5_9", "soft-default", "siw0", "siw0", "soft-default"]);
+        assert!(read.knows_later() && read.rail_list().iter().map(|r| r.later).eq([0, 0, 0, 0, 3]));
         assert_eq!(read.place(), 1);
     }
 
@@ -319,12 +339,13 @@ mod tests {
             change(hello.others.as_mut().unwrap());
             Hello::decode(0, &encoded(&hello)).unwrap_err().to_string()
         };
-        assert!(refused(|o| o.place = 4).contains("place"));
+        assert!(refused(|o| o.place = 5).contains("place"));
         assert!(refused(|o| o.rails = vec![o.rails[1].clone(); 16]).contains("16 rails"));
         assert!(refused(|o| o.rails[0].device = "n".repeat(65)).contains("device"));
         assert!(refused(|o| o.rails[0].transport = "a\nb".into()).contains("transport"));
         assert!(refused(|o| o.rails[1].qps = vec![QpAddress::default(); 65]).contains("1 to 64"));
         assert!(refused(|o| o.rails[1].qps[0].psn = 1 << 24).contains("24 bits"));
+        assert!(refused(|o| o.rails[3].later = 65).contains("64 queue pairs"));
         assert!(refused(|o| o.rails[1].mtu = 1500).contains("MTU"));
         assert!(refused(|o| o.rails[1].credits.control = 0).contains("zero"));
         assert!(refused(|o| o.rails[1].regions[0].len = u64::MAX).contains("address space"));

@@ -4,7 +4,8 @@
 //! In a hello the list is of the sender's devices. In a reply it is of the rails that the server has made of both sides'
 //! devices, by the rule in `pairing`, and each names the client's device that it is joined to.
 //!
-//! A device that could not be set up is in the list without queue pairs, so that the peer can say which rail is missing.
+//! A device that could not be set up is in the list without queue pairs, so that the peer can say which rail is missing. With
+//! the number that it means to have it asks for its place to be kept: the rail may come while the channel lives.
 
 use std::net::SocketAddr;
 
@@ -29,6 +30,8 @@ pub(crate) struct HelloRail {
     pub(crate) with: u8,
     /// None where the device could not be set up.
     pub(crate) qps: Vec<QpAddress>,
+    /// Where there are none: so many it will have once its device can be had. 0 when it never will.
+    pub(crate) later: u8,
     /// Of a reply over a connection manager: where the queue pairs' requests are awaited.
     pub(crate) manager: Option<SocketAddr>,
     pub(crate) mtu: u32,
@@ -46,17 +49,37 @@ pub(crate) struct Others {
     pub(crate) place: u8,
     /// Of a reply: which of the client's devices that one is joined to.
     pub(crate) with: u8,
+    /// The sender knows of rails that come later.
+    pub(crate) later: bool,
     /// In order, without it.
     pub(crate) rails: Vec<HelloRail>,
 }
 
 impl HelloRail {
+    /// Queue pairs that it has, or will have.
+    pub(crate) fn places(&self) -> usize {
+        if self.qps.is_empty() { self.later.into() } else { self.qps.len() }
+    }
+
+    /// It will be set up later, or never. A place is kept for `later` queue pairs; with 0, none is, and nothing of it can be used.
+    pub(crate) fn leave_out(&mut self, later: usize) {
+        self.qps = Vec::new();
+        // At most MAX_QPS.
+        self.later = later as u8;
+        if later == 0 {
+            self.regions = Vec::new();
+        }
+    }
+
     fn validate(&self) -> Result<(), HelloError> {
         printable(&self.device, MAX_NAME, "device")?;
         printable(&self.transport, MAX_TRANSPORT, "transport")?;
         check_qps(&self.qps)?;
         check_regions(&self.regions)?;
         let wrong = |what| Err(HelloError::Value(what));
+        if usize::from(self.later) > MAX_QPS {
+            return wrong("a rail is to have more than 64 queue pairs");
+        }
         if !is_mtu(self.mtu) {
             return wrong("the MTU is none of 256, 512, 1024, 2048, 4096");
         }
@@ -106,6 +129,7 @@ impl Hello {
             transport: self.transport.clone(),
             with: self.others.as_ref().map_or(0, |o| o.with),
             qps: self.qps.clone(),
+            later: 0,
             manager: None,
             mtu: self.mtu,
             rd_atomic: self.rd_atomic,
@@ -131,7 +155,12 @@ impl Hello {
             self.cm_port = at.port();
         }
         // At most MAX_RAILS.
-        self.others = Some(Others { place: place as u8, with: own.with, rails: list });
+        self.others = Some(Others { place: place as u8, with: own.with, later: true, rails: list });
+    }
+
+    /// Whether its sender knows of rails that come later.
+    pub(crate) fn knows_later(&self) -> bool {
+        self.others.as_ref().is_some_and(|o| o.later)
     }
 
     /// Where in its list the rail stands that a peer without rails sees.

@@ -53,9 +53,11 @@ mod snapshot;
 mod table;
 #[cfg(test)]
 mod tests;
+mod totals;
 mod verdict;
 
 pub use difference::{CounterDifference, PortCount};
 pub use snapshot::{CounterPort, CounterSnapshot, Sysfs};
 pub use table::CountUnit;
+pub use totals::{PortTotal, PortTotals, RawCounter, is_error};
 pub use verdict::{CounterReport, DirectionReport, Expected, Payload, Verdict};

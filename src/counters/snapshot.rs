@@ -37,7 +37,8 @@ impl Sysfs {
         Self { root: root.into() }
     }
 
-    pub(crate) fn root(&self) -> &Path {
+    /// The directory that it was made with.
+    pub fn path(&self) -> &Path {
         &self.root
     }
 
@@ -62,7 +63,7 @@ impl Sysfs {
     }
 
     /// `None` for a name that is none of a device, but leads elsewhere.
-    fn port_dir(&self, port: &CounterPort) -> Option<PathBuf> {
+    pub(super) fn port_dir(&self, port: &CounterPort) -> Option<PathBuf> {
         is_name(&port.device).then(|| {
             self.root.join("class/infiniband").join(&port.device).join(format!("ports/{}", port.port))
         })

@@ -54,9 +54,9 @@ impl Row {
 }
 
 /// Counts of the device's own, in the kernel's `rdma_hw_stats`.
-const HW: &str = "hw_counters";
+pub(super) const HW: &str = "hw_counters";
 /// Counts of InfiniBand's port management agent, in all devices that have one.
-const PMA: &str = "counters";
+pub(super) const PMA: &str = "counters";
 
 const fn row(direction: Direction, dir: &'static str, files: &'static [&'static str]) -> Row {
     Row { direction, unit: CountUnit::Bytes, scale: 1, dir, files, stuck_at: None }

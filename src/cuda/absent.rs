@@ -1,6 +1,5 @@
 //! Without the feature: the types that the providers name, of which there are no values.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::{CudaError, Told};
@@ -52,11 +51,6 @@ impl DeviceMemory {
     }
 
     pub(crate) fn export(&self) -> Result<[u8; 64], CudaError> {
-        match *self {}
-    }
-
-    #[cfg(feature = "verbs")]
-    pub(crate) fn dma_buf(&self) -> Result<(OwnedFd, std::ops::Range<u64>), CudaError> {
         match *self {}
     }
 

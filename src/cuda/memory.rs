@@ -168,6 +168,7 @@ impl DeviceMemory {
 
     /// A descriptor of the pages of the host's size that the allocation is in, for the registration by a network device, and their
     /// addresses here. The driver allocates larger pages, so that they are there.
+    #[cfg_attr(not(test), allow(dead_code))] // What GPUDirect is registered by; the test on a GPU asks for it.
     pub(crate) fn dma_buf(&self) -> Result<(OwnedFd, Range<DevicePtr>), CudaError> {
         let page = crate::memory::page_size() as u64;
         let start = self.base & !(page - 1);

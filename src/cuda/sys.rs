@@ -34,6 +34,7 @@ pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another device is reached through peer access.
 pub(super) const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+#[cfg_attr(not(test), allow(dead_code))] // What GPUDirect is registered by; the test on a GPU asks for it.
 pub(super) const RANGE_HANDLE_DMA_BUF: c_int = 1;
 
 /// `CUpointer_attribute`.
@@ -58,6 +59,7 @@ pub(super) const LIBRARY: &str = "libcuda.so.1";
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
         /// The loaded library.
+        #[cfg_attr(not(test), allow(dead_code))] // `range_handle`, see `RANGE_HANDLE_DMA_BUF`.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> Status,)*
             _library: Library,

@@ -27,7 +27,7 @@ pub(crate) struct GidEntry {
 
 /// How far an address reaches. A greater one is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Scope {
+pub(crate) enum Scope {
     /// Reaches this host only.
     Loopback,
     LinkLocal,
@@ -44,7 +44,7 @@ impl GidEntry {
     }
 
     /// `None` for a hole, and for what is no address of a port.
-    fn scope(&self) -> Option<Scope> {
+    pub(crate) fn scope(&self) -> Option<Scope> {
         let (v6, v4) = (self.addr(), self.v4());
         let is = |of_v4: fn(&Ipv4Addr) -> bool, of_v6: bool| v4.as_ref().map_or(of_v6, of_v4);
         if is(Ipv4Addr::is_unspecified, v6.is_unspecified()) || is(Ipv4Addr::is_multicast, v6.is_multicast())
@@ -69,14 +69,19 @@ impl GidEntry {
     }
 }
 
+impl GidType {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ib => "IB",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        }
+    }
+}
+
 impl fmt::Display for GidEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            GidType::Ib => "IB",
-            GidType::RoceV1 => "RoCE v1",
-            GidType::RoceV2 => "RoCE v2",
-        };
-        write!(f, "{}: {} {kind}", self.index, self.addr())
+        write!(f, "{}: {} {}", self.index, self.addr(), self.kind.name())
     }
 }
 

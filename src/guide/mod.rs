@@ -10,6 +10,10 @@
 //! - [`transports`]: devices, profiles and their capabilities.
 //! - [`rails`]: several devices: which are joined, who carries what, what happens when one fails.
 //! - [`gpu`]: pools in memory of GPUs: which way the data goes, when it has landed, what cannot be sent.
+//! - [`deploying`]: hosts, containers and Kubernetes, by kind of device.
+//! - [`troubleshooting`]: by what a program says.
+//! - [`operating`]: the program `landfall`: devices, doctor, watch, the exporter's names.
+//! - [`measuring`]: bandwidth, latency, the best setting, and whether it is RDMA: the commands, and what their numbers mean.
 //! - [`runtime`]: which runtime drives what, the order of dropping, two runtimes.
 
 #[doc = include_str!("landing.md")]
@@ -41,6 +45,17 @@ pub mod rails {}
 
 #[doc = include_str!("gpu.md")]
 pub mod gpu {}
+#[doc = include_str!("deploying.md")]
+pub mod deploying {}
+
+#[doc = include_str!("troubleshooting.md")]
+pub mod troubleshooting {}
+
+#[doc = include_str!("operating.md")]
+pub mod operating {}
+
+#[doc = include_str!("measuring.md")]
+pub mod measuring {}
 
 #[doc = include_str!("runtime.md")]
 pub mod runtime {}

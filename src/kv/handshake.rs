@@ -228,17 +228,16 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
                 Ok(connected) => connected,
                 Err(error) => return Err(busy(offer, error).await),
             };
-            leave_out(&mut ours, &left_out);
+            leave_out(&mut ours, &rails, &left_out);
             let mut accepted = offer.accept(&ours).await?;
             let late = std::mem::take(&mut accepted.late);
             (accepted, rails.complete(shared, late).await?)
         }
         Some(_) => {
-            let Rails { rails, warnings } = rails;
             let admissions = Admissions::start(shared, rails, entrances, &peer, deadline);
             let accepted = offer.accept(&ours).await?;
             let left_out: Vec<usize> = accepted.late.iter().map(|late| late.rail.into()).collect();
-            (accepted, Rails { rails: admissions.finish(&left_out).await?, warnings }.check(shared)?)
+            (accepted, admissions.finish(shared, &left_out).await?.check(shared)?)
         }
     };
     // Without those that were left out meanwhile.
@@ -279,7 +278,7 @@ enum Side {
 /// Commits the claim, and starts the channel's driver.
 async fn establish(
     mut claimed: Claimed,
-    Rails { rails, warnings }: Rails,
+    Rails { rails, warnings, .. }: Rails,
     proto: (Config, PeerPool),
     peer: &Hello,
     side: Side,
@@ -314,8 +313,8 @@ async fn establish(
     claimed.done = true;
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
-    let client = side == Side::Client;
-    let (driver, completions) = setup::driver(shared, rails, peer, proto, ledger, client, on_end);
+    let (client, managed) = (side == Side::Client, chosen.way == Way::Cm);
+    let (driver, completions) = setup::driver(shared, rails, peer, proto, ledger, (client, managed), on_end);
     let check = first.map(|first| {
         let facts = Facts {
             mtu: facts.iter().map(|rail| rail.mtu).min().unwrap_or_default(),
@@ -339,13 +338,14 @@ async fn establish(
     Ok(KvChannel { inner })
 }
 
-/// One task a rail.
+/// One task a rail. One that is not there has none until it comes.
 fn start(
     shared: &Shared,
     driver: &Arc<KvDriver>,
-    completions: Vec<provider::Channel>,
+    completions: Vec<Option<provider::Channel>>,
 ) -> Result<(), ConnectError> {
     for (rail, channel) in completions.into_iter().enumerate() {
+        let Some(channel) = channel else { continue };
         match reactor::spawn(&shared.runtime, channel, KvDriver::of_rail(driver, rail)) {
             Ok(task) => driver.set_task(rail, task),
             Err(error) => {
@@ -356,5 +356,6 @@ fn start(
         }
     }
     driver.watch_lines();
+    driver.probe_absent();
     Ok(())
 }

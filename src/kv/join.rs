@@ -1,4 +1,5 @@
-//! The rails of a channel between two hellos: which of ours meets which of the peer's, connecting them, and what is left out.
+//! The rails of a channel between two hellos: which of ours meets which of the peer's, connecting them, and what is left out, for
+//! now or for good.
 //!
 //! ```text
 //!   client                                               server
@@ -11,16 +12,18 @@
 
 use tokio::runtime::Handle;
 
+use super::config::KvConfig;
 use super::endpoint::Shared;
 use super::path_rails::RailWarning;
-use super::rail::{self, BuiltRail, Link, why};
-use super::setup::{Built, UNFIT};
+use super::rail::{self, Absent, BuiltRail, Half, Link, why};
+use super::setup::{Built, UNFIT, peer_failed};
 use crate::connect::{Agreed, AgreedRail, ConnectError, Hello, HelloRail, LateRail, Stage};
 
-/// A rail that both sides have set up.
+/// A rail that both sides have set up, or mean to.
 pub(super) struct Joined {
     pub(super) agreed: AgreedRail,
-    pub(super) built: BuiltRail,
+    /// Or why it is left out for now.
+    pub(super) half: Result<BuiltRail, Absent>,
     /// Our device, by its place in the pool.
     pub(super) device: usize,
     /// The peer's half.
@@ -30,6 +33,20 @@ pub(super) struct Joined {
 }
 
 impl Joined {
+    /// Fitted to our device.
+    pub(super) fn config(&self) -> &KvConfig {
+        match &self.half {
+            Ok(built) => &built.config,
+            Err(absent) => &absent.config,
+        }
+    }
+
+    /// What is known of it, without what it consists of.
+    pub(super) fn outline(&self) -> Outline {
+        let (agreed, device, peer) = (self.agreed, self.device, self.peer.clone());
+        Outline { agreed, device, peer, config: self.config().clone() }
+    }
+
     /// Connects our queue pairs to the peer's, each to that of the same number. Those beyond what was agreed are destroyed.
     ///
     /// A device may look up the peer's address in between, so that it happens off the runtime's workers (R9).
@@ -38,20 +55,40 @@ impl Joined {
         runtime: &Handle,
         active: bool,
     ) -> Result<(Self, Result<(), ConnectError>), ConnectError> {
-        self.built.pairs.trim(self.agreed.qps, &self.peer.qps);
-        let link = Link::new(&self.built.pd, &self.agreed, active);
         rail::off_workers(runtime, move || {
-            let connected = link.connect(&self.built.pairs.queues, &self.peer.qps);
+            let Ok(built) = &mut self.half else { return Ok((self, Ok(()))) };
+            built.pairs.trim(self.agreed.qps, &self.peer.qps);
+            let link = Link::new(built.pd.device(), &self.agreed, active);
+            let connected = link.connect(&built.pairs.queues, &self.peer.qps);
             Ok((self, connected))
         })
         .await
     }
 }
 
+/// A rail, without our half of it.
+pub(super) struct Outline {
+    agreed: AgreedRail,
+    device: usize,
+    peer: HelloRail,
+    config: KvConfig,
+}
+
+impl Outline {
+    /// The rail, left out.
+    fn absent(self, warning: RailWarning) -> Joined {
+        let Self { agreed, device, peer, config } = self;
+        Joined { agreed, half: Err(Absent { config, warning }), device, peer, late: false }
+    }
+}
+
 /// All rails of a channel, and what was left out.
 pub(super) struct Rails {
     pub(super) rails: Vec<Joined>,
+    /// Of those that are left out for good.
     pub(super) warnings: Vec<RailWarning>,
+    /// The peer knows of rails that come later.
+    pub(super) later: bool,
 }
 
 /// Joins the client's rails to those of the reply. A device that is in more than one of them gets queue pairs for each.
@@ -63,7 +100,7 @@ pub(super) async fn join_reply(
 ) -> Result<Rails, ConnectError> {
     let theirs = peer.rail_list();
     let own = shared.pool.devices();
-    let had: Vec<bool> = built.rails.iter().map(Option::is_some).collect();
+    let had: Vec<bool> = built.halves.iter().map(Half::is_built).collect();
     let mut used = vec![false; had.len()];
     let mut rails = Vec::with_capacity(agreed.rails.len());
     for (number, server) in theirs.into_iter().enumerate() {
@@ -76,63 +113,87 @@ pub(super) async fn join_reply(
             continue;
         };
         let device = agreed.client;
-        let late = std::mem::replace(&mut used[device], true) && built.rails[device].is_none();
-        let rail = match built.rails[device].take() {
-            Some(rail) => rail,
-            None => rail::build(shared, &own[device].pd, shared.config.qps).await?,
+        let again = std::mem::replace(&mut used[device], true);
+        if agreed.absent {
+            let warning = match &built.halves[device] {
+                Half::Later(absent) => absent.warning.clone(),
+                Half::Built(_) | Half::None => peer_failed(&own[device], &server),
+            };
+            let config = rail::fitted(shared, own[device].pd.device(), shared.config.qps)?;
+            let half = Err(Absent { config, warning });
+            rails.push(Joined { agreed, half, device, peer: server, late: false });
+            continue;
+        }
+        let (half, late) = match std::mem::replace(&mut built.halves[device], Half::None) {
+            Half::Built(rail) => (rail, false),
+            Half::Later(_) | Half::None => {
+                (rail::build(shared, &own[device].pd, shared.config.qps).await?, again)
+            }
         };
-        rails.push(Joined { agreed, built: rail, device, peer: server, late });
+        rails.push(Joined { agreed, half: Ok(half), device, peer: server, late });
     }
-    for (device, _) in
-        own.iter().zip(&used).zip(&had).filter(|((_, used), had)| **had && !**used).map(|(d, _)| d)
-    {
-        built.unpaired(device, peer);
+    for (n, device) in own.iter().enumerate().filter(|(n, _)| !used[*n]) {
+        match std::mem::replace(&mut built.halves[n], Half::None) {
+            Half::Built(_) => built.unpaired(device, peer),
+            Half::Later(absent) => built.warnings.push(absent.warning),
+            Half::None => {}
+        }
     }
-    built.check_strict(shared)?;
-    Ok(Rails { rails, warnings: built.warnings })
+    Rails { rails, warnings: built.warnings, later: peer.knows_later() }.check_strict(shared)
 }
 
 /// Joins the server's rails to those of the hello.
-pub(super) fn join_hello(shared: &Shared, mut built: Built, peer: &Hello, agreed: &Agreed) -> Rails {
+pub(super) fn join_hello(shared: &Shared, built: Built, peer: &Hello, agreed: &Agreed) -> Rails {
     let (theirs, own) = (peer.rail_list(), shared.pool.devices());
+    let Built { halves, devices, mut warnings, .. } = built;
     let mut used = vec![false; theirs.len()];
     let mut rails = Vec::with_capacity(agreed.rails.len());
-    for number in 0..built.rails.len() {
-        let Some(rail) = built.rails[number].take() else { continue };
-        let device = built.devices[number];
-        let Some(&agreed) = agreed.rails.iter().find(|rail| rail.number == number) else {
-            built.warnings.push(RailWarning::new(own[device].pd.device().name(), None, UNFIT));
-            continue;
+    for ((number, half), device) in halves.into_iter().enumerate().zip(devices) {
+        let agreed = agreed.rails.iter().find(|rail| rail.number == number);
+        let (half, &agreed) = match (half, agreed) {
+            (Half::Built(built), Some(agreed)) => (Ok(built), agreed),
+            (Half::Later(absent), Some(agreed)) => (Err(absent), agreed),
+            (Half::Built(_), None) => {
+                warnings.push(RailWarning::new(own[device].pd.device().name(), None, UNFIT));
+                continue;
+            }
+            (Half::Later(absent), None) => {
+                warnings.push(absent.warning);
+                continue;
+            }
+            (Half::None, _) => continue,
         };
-        let late = std::mem::replace(&mut used[agreed.client], true);
+        let late = half.is_ok() && std::mem::replace(&mut used[agreed.client], true);
         let peer = theirs[agreed.client].clone();
-        rails.push(Joined { agreed, built: rail, device, peer, late });
+        rails.push(Joined { agreed, half, device, peer, late });
     }
-    Rails { rails, warnings: built.warnings }
+    Rails { rails, warnings, later: peer.knows_later() }
 }
 
 /// Rails that are being connected, one after the other.
 pub(super) struct Attempt {
-    rails: Vec<Joined>,
-    warnings: Vec<RailWarning>,
+    done: Rails,
     left_out: Vec<usize>,
     failed: Option<ConnectError>,
 }
 
 impl Attempt {
-    pub(super) fn new(warnings: Vec<RailWarning>) -> Self {
-        Self { rails: Vec::new(), warnings, left_out: Vec::new(), failed: None }
+    /// Those of `rails`; answers them.
+    pub(super) fn new(Rails { rails, warnings, later }: Rails) -> (Self, Vec<Joined>) {
+        let done = Rails { rails: Vec::with_capacity(rails.len()), warnings, later };
+        (Self { done, left_out: Vec::new(), failed: None }, rails)
     }
 
-    /// How it went with a rail.
+    /// How it went with a rail. One that is left out may come later, where the peer knows of such.
     pub(super) fn take(&mut self, shared: &Shared, joined: Joined, connected: Result<(), ConnectError>) {
         match connected {
-            Ok(()) => self.rails.push(joined),
+            Ok(()) => self.done.rails.push(joined),
             Err(error) => {
                 let device = shared.pool.devices()[joined.device].pd.device().name();
-                self.warnings.push(RailWarning::new(device, Some(&joined.peer.device), why(&error)));
+                let warning = RailWarning::new(device, Some(&joined.peer.device), why(&error));
                 self.left_out.push(joined.agreed.number);
                 self.failed.get_or_insert(error);
+                self.done.leave_out(joined.outline(), warning);
             }
         }
     }
@@ -141,13 +202,31 @@ impl Attempt {
     /// is asked for.
     pub(super) fn end(self, shared: &Shared) -> Result<(Rails, Vec<usize>), ConnectError> {
         match self.failed {
-            Some(error) if self.rails.is_empty() || shared.config.strict_rails => Err(error),
-            _ => Ok((Rails { rails: self.rails, warnings: self.warnings }, self.left_out)),
+            Some(error) if self.done.none_built() || shared.config.strict_rails => Err(error),
+            _ => Ok((self.done, self.left_out)),
         }
     }
 }
 
 impl Rails {
+    /// A rail is left out: for now, where the peer knows of such.
+    fn leave_out(&mut self, rail: Outline, warning: RailWarning) {
+        match self.later {
+            true => self.rails.push(rail.absent(warning)),
+            false => self.warnings.push(warning),
+        }
+    }
+
+    fn none_built(&self) -> bool {
+        self.rails.iter().all(|joined| joined.half.is_err())
+    }
+
+    /// The first of what is left out, for now or for good.
+    fn first_warning(&self) -> Option<&RailWarning> {
+        let absent = self.rails.iter().filter_map(|joined| joined.half.as_ref().err());
+        self.warnings.first().or_else(|| absent.map(|absent| &absent.warning).next())
+    }
+
     /// Connects the rails whose peers are known: all of them on the client, the first of each device of the client's on the
     /// server. One that cannot be is left out; answers the numbers of those.
     pub(super) async fn connect(
@@ -155,10 +234,10 @@ impl Rails {
         shared: &Shared,
         active: bool,
     ) -> Result<(Self, Vec<usize>), ConnectError> {
-        let mut attempt = Attempt::new(self.warnings);
-        for joined in self.rails {
-            if joined.late && !active {
-                attempt.rails.push(joined);
+        let (mut attempt, rails) = Attempt::new(self);
+        for joined in rails {
+            if joined.half.is_err() || (joined.late && !active) {
+                attempt.done.rails.push(joined);
                 continue;
             }
             let (joined, connected) = joined.connect(&shared.runtime, active).await?;
@@ -175,16 +254,12 @@ impl Rails {
     ) -> Result<Self, ConnectError> {
         let malformed = |what| ConnectError::malformed(Stage::Ready, what);
         for entry in late {
-            let at = self.rails.iter().position(|j| j.agreed.number == usize::from(entry.rail));
+            let is_meant = |j: &Joined| j.agreed.number == usize::from(entry.rail) && j.half.is_ok();
+            let at = self.rails.iter().position(is_meant);
             let at = at.ok_or_else(|| malformed("a rail that there is not"))?;
             if entry.qps.is_empty() {
-                let gone = self.rails.remove(at);
-                let name = shared.pool.devices()[gone.device].pd.device().name();
-                self.warnings.push(RailWarning::new(
-                    name,
-                    Some(&gone.peer.device),
-                    "the peer could not connect it",
-                ));
+                let rail = self.rails.remove(at);
+                self.dropped(shared, rail.outline());
                 continue;
             }
             let joined = &mut self.rails[at];
@@ -202,13 +277,28 @@ impl Rails {
             }
             rails.push(joined);
         }
-        Self { rails, warnings: self.warnings }.check(shared)
+        rails.sort_by_key(|joined| joined.agreed.number);
+        Self { rails, ..self }.check(shared)
+    }
+
+    /// The client could not connect a rail.
+    pub(super) fn dropped(&mut self, shared: &Shared, rail: Outline) {
+        let name = shared.pool.devices()[rail.device].pd.device().name();
+        let warning = RailWarning::new(name, Some(&rail.peer.device), "the peer could not connect it");
+        self.leave_out(rail, warning);
     }
 
     /// As they are, unless none is left.
     pub(super) fn check(self, shared: &Shared) -> Result<Self, ConnectError> {
-        let first = self.warnings.first();
-        match first.filter(|_| self.rails.is_empty() || shared.config.strict_rails) {
+        match self.first_warning().filter(|_| self.none_built() || shared.config.strict_rails) {
+            Some(warning) => Err(ConnectError::resources(warning.error())),
+            None => Ok(self),
+        }
+    }
+
+    /// As they are, unless one is left out and every one is asked for.
+    fn check_strict(self, shared: &Shared) -> Result<Self, ConnectError> {
+        match self.first_warning().filter(|_| shared.config.strict_rails) {
             Some(warning) => Err(ConnectError::resources(warning.error())),
             None => Ok(self),
         }
@@ -216,9 +306,10 @@ impl Rails {
 
     /// What `Ready` adds: our queue pairs that the peer does not know, and what is left out.
     pub(super) fn late(&self, left_out: &[usize]) -> Vec<LateRail> {
-        let late = self.rails.iter().filter(|j| j.late);
+        let late = self.rails.iter().filter(|joined| joined.late);
+        let late = late.filter_map(|joined| Some((joined.agreed.number, joined.half.as_ref().ok()?)));
         // Fewer than 16.
-        let late = late.map(|j| LateRail { rail: j.agreed.number as u8, qps: j.built.pairs.addresses() });
+        let late = late.map(|(n, built)| LateRail { rail: n as u8, qps: built.pairs.addresses() });
         late.chain(gone(left_out)).collect()
     }
 }
@@ -228,16 +319,17 @@ pub(super) fn gone(left_out: &[usize]) -> Vec<LateRail> {
     left_out.iter().map(|&n| LateRail { rail: n as u8, qps: Vec::new() }).collect()
 }
 
-/// In a reply: the rails of these numbers could not be connected.
-pub(super) fn leave_out(reply: &mut Hello, left_out: &[usize]) {
+/// In a reply: the rails of these numbers could not be connected. Those that may come later keep their places.
+pub(super) fn leave_out(reply: &mut Hello, rails: &Rails, left_out: &[usize]) {
     if left_out.is_empty() {
         return;
     }
-    let mut rails = reply.rail_list();
+    let mut list = reply.rail_list();
     for &n in left_out {
-        (rails[n].qps, rails[n].regions) = (Vec::new(), Vec::new());
+        let absent = rails.rails.iter().find(|joined| joined.agreed.number == n);
+        list[n].leave_out(absent.map_or(0, |joined| joined.agreed.qps));
     }
     // One is left, or the handshake had failed.
-    let first = rails.iter().position(|rail| !rail.qps.is_empty()).unwrap_or(0);
-    reply.set_rails(rails, first);
+    let first = list.iter().position(|rail| !rail.qps.is_empty()).unwrap_or(0);
+    reply.set_rails(list, first);
 }

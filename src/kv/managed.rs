@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::endpoint::Shared;
-use super::join::{Attempt, Joined, Rails};
+use super::join::{Attempt, Joined, Outline, Rails};
 use super::path_rails::RailWarning;
 use super::rail::{ACK_TIMEOUT, Link, MIN_RNR_TIMER, QueuePairs, RETRIES, why};
 use super::setup::Built;
@@ -87,57 +87,80 @@ impl Entrance {
 }
 
 /// Lets the peer's queue pairs in, on every rail at the same time. Dropping it ends that.
-pub(super) struct Admissions(JoinSet<(usize, Result<Joined, ConnectError>)>, Vec<(usize, AbortHandle)>);
+pub(super) struct Admissions {
+    tasks: JoinSet<(usize, Result<Joined, ConnectError>)>,
+    /// Of each rail that waits: what is left of it should the peer leave it out.
+    waiting: Vec<(usize, AbortHandle, Outline)>,
+    /// Those that are left out already.
+    rails: Rails,
+}
 
 impl Admissions {
-    /// Each rail has its entrance, by its number.
+    /// Each rail that is there has its entrance, by its number.
     pub(super) fn start(
         shared: &Shared,
-        rails: Vec<Joined>,
+        rails: Rails,
         entrances: Vec<(usize, Entrance)>,
         peer: &Hello,
         deadline: Deadline,
     ) -> Self {
-        let mut this = Self(JoinSet::new(), Vec::new());
+        let (rails, all) = (Rails { rails: Vec::new(), ..rails }, rails.rails);
+        let mut this = Self { tasks: JoinSet::new(), waiting: Vec::new(), rails };
         let mut entrances: HashMap<usize, Entrance> = entrances.into_iter().collect();
-        for mut joined in rails {
+        for mut joined in all {
             let number = joined.agreed.number;
+            if joined.half.is_err() {
+                this.rails.rails.push(joined);
+                continue;
+            }
             // A rail without an entrance was left out before.
             let Some(entrance) = entrances.remove(&number) else { continue };
             let epochs = (shared.epoch, peer.epoch);
+            let outline = joined.outline();
             let admit = async move {
-                let Joined { agreed, built, peer, .. } = &mut joined;
-                built.pairs.trim(agreed.qps, &peer.qps);
-                let link = Link::new(&built.pd, agreed, false);
-                let admitted = entrance.admit(&mut built.pairs, &link, epochs, deadline).await;
+                let Joined { agreed, half, peer, .. } = &mut joined;
+                let admitted = match half {
+                    Ok(built) => {
+                        built.pairs.trim(agreed.qps, &peer.qps);
+                        let link = Link::new(built.pd.device(), agreed, false);
+                        entrance.admit(&mut built.pairs, &link, epochs, deadline).await
+                    }
+                    Err(_) => Ok(()),
+                };
                 (number, admitted.map(|()| joined))
             };
-            this.1.push((number, this.0.spawn_on(admit, &shared.runtime)));
+            this.waiting.push((number, this.tasks.spawn_on(admit, &shared.runtime), outline));
         }
         this
     }
 
-    /// The rails that the peer has connected, in their order. It has left out those in `gone`.
-    pub(super) async fn finish(mut self, gone: &[usize]) -> Result<Vec<Joined>, ConnectError> {
-        for (number, task) in &self.1 {
-            if gone.contains(number) {
+    /// All rails, in their order: those that the peer has connected, and those that are left out, to which it has added those
+    /// in `gone`.
+    pub(super) async fn finish(mut self, shared: &Shared, gone: &[usize]) -> Result<Rails, ConnectError> {
+        let (mut rails, mut missing) = (self.rails, self.waiting.len());
+        for (number, task, outline) in self.waiting {
+            if gone.contains(&number) {
                 task.abort();
+                missing -= 1;
+                rails.dropped(shared, outline);
             }
         }
-        let mut rails = Vec::new();
-        while let Some(done) = self.0.join_next().await {
+        while let Some(done) = self.tasks.join_next().await {
             match done {
                 Ok((number, _)) if gone.contains(&number) => {}
-                Ok((_, joined)) => rails.push(joined?),
+                Ok((_, joined)) => {
+                    rails.rails.push(joined?);
+                    missing -= 1;
+                }
                 Err(e) if e.is_panic() => std::panic::resume_unwind(e.into_panic()),
                 // One that was aborted; or the runtime is going away, and the rail is missed below.
                 Err(_) => {}
             }
         }
-        rails.sort_by_key(|joined| joined.agreed.number);
-        match rails.len() + gone.len() < self.1.len() {
-            true => Err(ConnectError::resources(DeviceError::NoRuntime)),
-            false => Ok(rails),
+        rails.rails.sort_by_key(|joined| joined.agreed.number);
+        match missing {
+            0 => Ok(rails),
+            _ => Err(ConnectError::resources(DeviceError::NoRuntime)),
         }
     }
 }
@@ -151,20 +174,30 @@ pub(super) async fn ask_all(
     to: SocketAddr,
     deadline: Deadline,
 ) -> Result<(Rails, Vec<usize>), ConnectError> {
-    let mut attempt = Attempt::new(rails.warnings);
-    for mut joined in rails.rails {
-        let at = match joined.peer.manager {
-            // A scope has a meaning on its own host only: ours is in the address that was dialled.
-            Some(at) if at.ip() == to.ip() => with_port(to, at.port()),
-            Some(at) => at,
-            None if joined.agreed.number == peer.place() && peer.cm_port != 0 => with_port(to, peer.cm_port),
-            None => return Err(ConnectError::malformed(Stage::HelloReply, "no port for the queue pairs")),
+    let (mut attempt, rails) = Attempt::new(rails);
+    for mut joined in rails {
+        let Joined { agreed, half, peer: theirs, .. } = &mut joined;
+        let asked = match half {
+            Err(_) => Ok(()),
+            Ok(built) => {
+                let at = match theirs.manager {
+                    // A scope has a meaning on its own host only: ours is in the address that was dialled.
+                    Some(at) if at.ip() == to.ip() => with_port(to, at.port()),
+                    Some(at) => at,
+                    None if agreed.number == peer.place() && peer.cm_port != 0 => with_port(to, peer.cm_port),
+                    None => {
+                        return Err(ConnectError::malformed(
+                            Stage::HelloReply,
+                            "no port for the queue pairs",
+                        ));
+                    }
+                };
+                built.pairs.trim(agreed.qps, &theirs.qps);
+                let link = Link::new(built.pd.device(), agreed, true);
+                let epochs = (shared.epoch, peer.epoch);
+                ask(built.pd.device(), &mut built.pairs, &link, epochs, at, deadline).await
+            }
         };
-        let Joined { agreed, built, peer: theirs, .. } = &mut joined;
-        built.pairs.trim(agreed.qps, &theirs.qps);
-        let link = Link::new(&built.pd, agreed, true);
-        let (device, epochs) = (built.pd.device(), (shared.epoch, peer.epoch));
-        let asked = ask(device, &mut built.pairs, &link, epochs, at, deadline).await;
         attempt.take(shared, joined, asked);
     }
     attempt.end(shared)
@@ -208,8 +241,8 @@ pub(super) async fn open_all(
     at: SocketAddr,
 ) -> Result<Vec<(usize, Entrance)>, ConnectError> {
     let mut entrances = Vec::new();
-    for n in 0..built.rails.len() {
-        if built.rails[n].is_none() {
+    for n in 0..built.halves.len() {
+        if !built.halves[n].is_built() {
             continue;
         }
         let device = shared.pool.devices()[built.devices[n]].pd.device();
@@ -218,8 +251,7 @@ pub(super) async fn open_all(
             Ok(entrance) => entrances.push((n, entrance)),
             Err(error) if n == first || shared.config.strict_rails => return Err(error),
             Err(error) => {
-                built.rails[n] = None;
-                built.warnings.push(RailWarning::new(device.name(), None, why(&error)));
+                built.halves[n].leave_out(RailWarning::new(device.name(), None, why(&error)));
             }
         }
     }

@@ -13,6 +13,7 @@ use super::path_rails::{RailReport, RailState, RailWarning};
 use crate::connect::Notify;
 use crate::counters::CounterReport;
 use crate::cuda::GpuTraffic;
+use crate::provider::QpAddress;
 
 /// What a channel runs over, and what each part of it carried so far. What is said of a device, a port and the like is of the
 /// first rail; `rails` has all of them.
@@ -54,7 +55,8 @@ pub struct PathReport {
     pub gpu: GpuTraffic,
     /// Each rail, and what it carried.
     pub rails: Vec<RailReport>,
-    /// Rails that were asked for and are not there, from the beginning of the channel.
+    /// Rails that were asked for and are not there, from the beginning of the channel. One whose devices can be had again comes
+    /// later, and is then here no more.
     pub warnings: Vec<RailWarning>,
     /// What the device's own counters said of it when they were last asked, by
     /// [`KvChannel::verify_path`](super::KvChannel::verify_path). `None` before that, and on the soft provider, which has no
@@ -157,6 +159,12 @@ pub(super) struct RailFacts {
     peer_gid: [u8; 16],
     pub(super) mtu: u32,
     qps: usize,
+    /// What it was left out for, at the start.
+    left_out: Option<RailWarning>,
+}
+
+fn gid(qps: Vec<QpAddress>) -> [u8; 16] {
+    qps.first().map_or([0; 16], |qp| qp.gid)
 }
 
 impl RailFacts {
@@ -173,10 +181,11 @@ impl RailFacts {
                 Notify::Send => "send",
             },
             ordered: joined.agreed.ordered,
-            gid: joined.built.pairs.addresses().first().map_or([0; 16], |qp| qp.gid),
-            peer_gid: joined.peer.qps.first().map_or([0; 16], |qp| qp.gid),
+            gid: gid(joined.half.as_ref().map(|built| built.pairs.addresses()).unwrap_or_default()),
+            peer_gid: gid(joined.peer.qps.clone()),
             mtu: joined.agreed.path_mtu,
             qps: joined.agreed.qps,
+            left_out: joined.half.as_ref().err().map(|absent| absent.warning.clone()),
         }
     }
 
@@ -224,13 +233,18 @@ impl PathFacts {
                 returns: fate.returns,
             }
         };
+        // One that was left out, and has not come since.
+        let missing =
+            |(facts, fate): (&RailFacts, &RailFate)| facts.left_out.clone().filter(|_| fate.returns == 0);
+        let missing = self.rails.iter().zip(&fates).filter_map(missing);
+        let warnings = self.warnings.iter().cloned().chain(missing).collect();
         let rails = self.rails.iter().zip(fates).map(rail).collect();
         let ip = |gid: [u8; 16]| {
             let ip = Ipv6Addr::from(gid);
             ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
         };
-        // A channel has at least one.
-        let first = &self.rails[0];
+        // A channel has at least one that was there from the beginning.
+        let first = self.rails.iter().find(|rail| rail.left_out.is_none()).unwrap_or(&self.rails[0]);
         PathReport {
             transport,
             transport_reason,
@@ -248,7 +262,7 @@ impl PathFacts {
             qps: qps.into_iter().map(|(qp, _)| qp).collect(),
             gpu,
             rails,
-            warnings: self.warnings.clone(),
+            warnings,
             counters,
         }
     }
@@ -256,14 +270,16 @@ impl PathFacts {
 
 /// What carries the queue pairs of a channel, and why: one word where they agree.
 pub(super) fn transport_of(qps: &[(QpReport, String)]) -> (&'static str, String) {
-    let Some(((first, reason), others)) = qps.split_first() else { return Default::default() };
-    if others.iter().all(|(qp, _)| qp.transport == first.transport) {
-        return (first.transport, reason.clone());
+    // What has never been there is carried by nothing.
+    let mut there = qps.iter().filter(|(qp, _)| !qp.transport.is_empty());
+    let Some(first) = there.next() else { return Default::default() };
+    if there.clone().all(|(qp, _)| qp.transport == first.0.transport) {
+        return (first.0.transport, first.1.clone());
     }
     let each = |(qp, reason): &(QpReport, String)| {
         format!("{} on queue pair {} ({reason})", qp.transport, qp.qp_num)
     };
-    ("mixed", qps.iter().map(each).collect::<Vec<_>>().join(", "))
+    ("mixed", std::iter::once(first).chain(there).map(each).collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub struct RailReport {
     pub share: f64,
     /// How many times it failed.
     pub failures: u32,
-    /// How many times it came back.
+    /// How many times it came back, or came, where it had been left out at the start.
     pub returns: u32,
 }
 
@@ -40,7 +40,7 @@ pub struct RailReport {
 pub enum RailState {
     /// It does.
     Up,
-    /// It has failed. Its work is done on the others.
+    /// It has failed, or was left out at the start. Its work is done on the others.
     Down {
         /// Why.
         cause: String,
@@ -51,7 +51,7 @@ pub enum RailState {
     },
 }
 
-/// A rail that was asked for and is not there.
+/// A rail that was asked for and was not there when the channel was connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct RailWarning {

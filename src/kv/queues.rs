@@ -140,6 +140,30 @@ impl Queue {
         Ok(this)
     }
 
+    /// The place of a queue pair that is to come: nothing can be posted.
+    pub(crate) fn absent() -> Self {
+        Self {
+            qp: None,
+            generation: next_qp_generation(),
+            sq: SendQueue::new(0, true, false),
+            reads: SendQueue::new(0, false, true),
+            pending: Vec::new(),
+            chain: WrChain::default(),
+            keys: Vec::new(),
+            recv: Vec::new(),
+            repost: Vec::new(),
+            posted_recvs: 0,
+            send: Vec::new(),
+            free_send: Vec::new(),
+            max_inline: 0,
+            signal_bytes: SIGNAL,
+            silent_bytes: 0,
+            report: QpReport::default(),
+            path: Default::default(),
+            gpu: GpuTraffic::default(),
+        }
+    }
+
     pub(crate) fn qp(&self) -> Option<&provider::Qp> {
         self.qp.as_ref()
     }
@@ -177,6 +201,10 @@ impl Queue {
             all.add(&qp.gpu_traffic());
         }
         all
+    }
+
+    pub(crate) fn report_ref(&self) -> &QpReport {
+        &self.report
     }
 
     /// What carries its bytes, and why.

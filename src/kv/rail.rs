@@ -4,6 +4,7 @@ use tokio::runtime::Handle;
 
 use super::config::{CONTROL_BYTES, KvConfig};
 use super::endpoint::Shared;
+use super::path_rails::RailWarning;
 use super::pool::{KvPool, PoolAccess, PoolDevice, Registered, words};
 use super::queues::{Queue, QueueSizes};
 use crate::connect::{
@@ -24,7 +25,7 @@ pub(super) const MIN_RNR_TIMER: u8 = 14;
 
 /// The queue pairs of a rail.
 #[derive(Default)]
-pub(super) struct QueuePairs {
+pub(crate) struct QueuePairs {
     pub(super) queues: Vec<Queue>,
     /// Under them, where a connection manager has connected them: they go first.
     pub(super) lines: Lines,
@@ -39,6 +40,52 @@ pub(super) struct BuiltRail {
     pub(super) pd: ProtectionDomain,
     /// Fitted to the device.
     pub(super) config: KvConfig,
+}
+
+/// One of our halves of a rail.
+pub(super) enum Half {
+    Built(BuiltRail),
+    /// Left out for now.
+    Later(Absent),
+    /// Left out for good, or handed on.
+    None,
+}
+
+/// A rail that is left out, and may come while the channel lives.
+#[derive(Clone, Debug)]
+pub(super) struct Absent {
+    /// Fitted to the device.
+    pub(super) config: KvConfig,
+    /// What has failed.
+    pub(super) warning: RailWarning,
+}
+
+impl Half {
+    pub(super) fn built(&self) -> Option<&BuiltRail> {
+        match self {
+            Self::Built(built) => Some(built),
+            Self::Later(_) | Self::None => None,
+        }
+    }
+
+    pub(super) fn is_built(&self) -> bool {
+        self.built().is_some()
+    }
+
+    /// Leaves it out from now on. What it was fitted to stays.
+    pub(super) fn leave_out(&mut self, warning: RailWarning) {
+        if let Self::Built(BuiltRail { config, .. }) = self {
+            *self = Self::Later(Absent { config: config.clone(), warning });
+        }
+    }
+
+    fn config(&self) -> Option<&KvConfig> {
+        match self {
+            Self::Built(built) => Some(&built.config),
+            Self::Later(absent) => Some(&absent.config),
+            Self::None => None,
+        }
+    }
 }
 
 /// The transport's name in the hello: what our queue pairs can be carried by. One without order speaks another protocol than
@@ -96,13 +143,25 @@ pub(super) async fn build(
     pd: &ProtectionDomain,
     qps: usize,
 ) -> Result<BuiltRail, ConnectError> {
-    let device = pd.device();
-    let config =
-        shared.config.clone().qps(qps).fit(device.capabilities()).map_err(ConnectError::resources)?;
-    let sizes = sizes_on(device, &config);
+    build_fitted(&shared.runtime, pd, fitted(shared, pd.device(), qps)?, qps).await
+}
+
+/// The endpoint's configuration, as it fits a device with so many queue pairs.
+pub(super) fn fitted(shared: &Shared, device: &Device, qps: usize) -> Result<KvConfig, ConnectError> {
+    shared.config.clone().qps(qps).fit(device.capabilities()).map_err(ConnectError::resources)
+}
+
+/// The same, with a configuration that was fitted to the device.
+pub(super) async fn build_fitted(
+    runtime: &Handle,
+    pd: &ProtectionDomain,
+    config: KvConfig,
+    qps: usize,
+) -> Result<BuiltRail, ConnectError> {
+    let sizes = sizes_on(pd.device(), &config);
     let memories = control_memory(pd, &sizes, qps).await?;
     let pd = pd.clone();
-    off_workers(&shared.runtime, move || {
+    off_workers(runtime, move || {
         let channel = pd.device().provider().create_channel().map_err(ConnectError::resources)?;
         let entries = (sizes.send_depth + sizes.recv_depth) * qps as u32;
         let cq = channel.create_cq(entries).map_err(ConnectError::resources)?;
@@ -154,8 +213,8 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(pd: &ProtectionDomain, agreed: &AgreedRail, active: bool) -> Self {
-        let rd_atomic = agreed.rd_atomic.min(pd.device().capabilities().max_rd_atomic);
+    pub(super) fn new(device: &Device, agreed: &AgreedRail, active: bool) -> Self {
+        let rd_atomic = agreed.rd_atomic.min(device.capabilities().max_rd_atomic);
         Self { path_mtu: agreed.path_mtu, rd_atomic, active }
     }
 
@@ -180,24 +239,27 @@ impl Link {
     }
 }
 
-/// What we say of a device, and of the queue pairs on it: none, where it could not be set up.
+/// What we say of a device, and of the queue pairs on it: none, where it could not be set up. `qps` is how many there are to be.
 pub(super) fn describe(
     pool: &KvPool,
     device: &PoolDevice,
-    built: Option<&BuiltRail>,
+    half: &Half,
+    qps: usize,
     with: usize,
 ) -> HelloRail {
     let caps = device.pd.device().capabilities();
-    let credits = built.map_or(Credits { data: 1, control: 1 }, |b| Credits {
-        data: b.config.data_credits,
-        control: b.config.control_credits,
+    let credits = half.config().map_or(Credits { data: 1, control: 1 }, |c| Credits {
+        data: c.data_credits,
+        control: c.control_credits,
     });
     HelloRail {
         device: short(device.pd.device().name()),
         transport: transport_of(device.pd.device()),
         // At most 16.
         with: with as u8,
-        qps: built.map(|b| b.pairs.addresses()).unwrap_or_default(),
+        qps: half.built().map(|b| b.pairs.addresses()).unwrap_or_default(),
+        // At most MAX_QPS.
+        later: if matches!(half, Half::Later(_)) { qps as u8 } else { 0 },
         manager: None,
         // A device may report an MTU that is no path MTU (Ethernet's).
         mtu: path_mtu(caps.active_mtu, caps.active_mtu).unwrap_or(caps.active_mtu),
@@ -206,7 +268,7 @@ pub(super) fn describe(
         credits,
         notify: NotifyModes { imm: caps.immediate, send: caps.ordered },
         regions: match (pool.access(), &device.registered) {
-            (access, Ok(registered)) if access != PoolAccess::Source && built.is_some() => {
+            (access, Ok(registered)) if access != PoolAccess::Source && half.config().is_some() => {
                 registered.remote()
             }
             // Peers are told nothing of a pool that is a source only.

@@ -2,20 +2,21 @@
 //!
 //! The client sets up every device of its pool and describes each in its hello. The server joins them to its own by the rule of
 //! [`pair`], sets up a rail for each pair, and describes those in its reply. What one of them could not set up, or cannot
-//! connect, both leave out; each knows why, or that it was the other one (K9, K10).
+//! connect, both leave out; each knows why, or that it was the other one (K9, K10). Where that may change, its place is kept, and it
+//! comes later.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::config::{CONTROL_BYTES, KvConfig, MAX_QPS};
-use super::driver::{KvDriver, OnEnd, Parts, RailParts};
+use super::driver::{KvDriver, OnEnd, Parts, RailHalf, RailParts};
 use super::endpoint::Shared;
 use super::join::{Joined, Rails};
 use super::layout::{Dtype, Layout};
 use super::path_rails::RailWarning;
 use super::pool::{PoolDevice, Registered};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
-use super::rail::{self, BuiltRail, Link, describe, transport_of, why};
+use super::rail::{self, Absent, BuiltRail, Half, Link, describe, transport_of, why};
 use super::read_choice::Facts;
 use super::shape::{Heads, Shape, ShapeError, Strides};
 use super::targets::PeerPool;
@@ -28,67 +29,97 @@ use crate::random::random_u64;
 
 /// The rails that this side has set up, and what was left out.
 pub(super) struct Built {
-    /// By the order of the hello (the client's devices) or of the reply (the pairs). `None` is left out.
-    pub(super) rails: Vec<Option<BuiltRail>>,
+    /// By the order of the hello (the client's devices) or of the reply (the pairs).
+    pub(super) halves: Vec<Half>,
     /// The device of each.
     pub(super) devices: Vec<usize>,
+    /// How many queue pairs each is to have.
+    qps: Vec<usize>,
+    /// Of those that are left out for good.
     pub(super) warnings: Vec<RailWarning>,
 }
 
 impl Built {
     /// Sets up a rail on each of `devices`, with so many queue pairs. Those that cannot be are left out, unless the endpoint is
-    /// strict, or none can be.
+    /// strict, or none can be: for now, or for good, where the device is not one for this channel.
     async fn on(
         shared: &Shared,
         devices: Vec<usize>,
-        qps: &[usize],
+        qps: Vec<usize>,
         managed: bool,
     ) -> Result<Self, ConnectError> {
-        let mut this = Self { rails: Vec::new(), devices, warnings: Vec::new() };
+        let mut this = Self { halves: Vec::new(), devices, qps, warnings: Vec::new() };
         let mut failed = None;
-        for (n, &device) in this.devices.iter().enumerate() {
-            let PoolDevice { pd, registered } = &shared.pool.devices()[device];
-            let connectable = if managed { Ok(()) } else { pd.device().check_oob() };
-            let built = match registered {
-                Ok(_) => match connectable {
-                    Ok(()) => rail::build(shared, pd, qps[n]).await,
-                    Err(error) => Err(ConnectError::resources(error)),
-                },
-                Err(reason) => Err(ConnectError::resources(DeviceError::Rail {
-                    device: pd.device().name().to_owned(),
-                    reason: reason.clone(),
-                })),
+        for (&device, &qps) in this.devices.iter().zip(&this.qps) {
+            let device = &shared.pool.devices()[device];
+            let name = device.pd.device().name();
+            let half = match fit_for(shared, device, qps, managed) {
+                Err((error, reason)) => {
+                    this.warnings.push(RailWarning::new(name, None, reason));
+                    failed.get_or_insert(error);
+                    Half::None
+                }
+                Ok(config) => {
+                    match rail::build_fitted(&shared.runtime, &device.pd, config.clone(), qps).await {
+                        Ok(built) => Half::Built(built),
+                        Err(error) => {
+                            let warning = RailWarning::new(name, None, why(&error));
+                            failed.get_or_insert(error);
+                            Half::Later(Absent { config, warning })
+                        }
+                    }
+                }
             };
-            if let Err(error) = &built {
-                let reason = registered.as_ref().err().cloned().unwrap_or_else(|| why(error));
-                this.warnings.push(RailWarning::new(pd.device().name(), None, reason));
-            }
-            this.rails.push(built.map_err(|error| failed.get_or_insert(error)).ok());
+            this.halves.push(half);
         }
         match failed {
-            Some(error) if this.rails.iter().all(Option::is_none) => Err(error),
+            Some(error) if !this.halves.iter().any(Half::is_built) => Err(error),
             _ => this.check_strict(shared).map(|()| this),
         }
     }
 
     /// With `strict_rails`, whatever is left out is an error.
     pub(super) fn check_strict(&self, shared: &Shared) -> Result<(), ConnectError> {
-        match self.warnings.first() {
+        let later = self.halves.iter().find_map(|half| match half {
+            Half::Later(absent) => Some(&absent.warning),
+            Half::Built(_) | Half::None => None,
+        });
+        match self.warnings.first().or(later) {
             Some(warning) if shared.config.strict_rails => Err(ConnectError::resources(warning.error())),
             _ => Ok(()),
         }
     }
 
     fn first(&self) -> usize {
-        self.rails.iter().position(Option::is_some).unwrap_or(0)
+        self.halves.iter().position(Half::is_built).unwrap_or(0)
     }
+}
+
+/// What the endpoint's configuration comes to on a device, which can be in the channel at all; or why not, in an error and in words.
+fn fit_for(
+    shared: &Shared,
+    device: &PoolDevice,
+    qps: usize,
+    managed: bool,
+) -> Result<KvConfig, (ConnectError, String)> {
+    let of_device = device.pd.device();
+    if let Err(reason) = &device.registered {
+        let error = DeviceError::Rail { device: of_device.name().to_owned(), reason: reason.clone() };
+        return Err((ConnectError::resources(error), reason.clone()));
+    }
+    let connectable = if managed { Ok(()) } else { of_device.check_oob().map_err(ConnectError::resources) };
+    let config = connectable.and_then(|()| rail::fitted(shared, of_device, qps));
+    config.map_err(|error| {
+        let reason = why(&error);
+        (error, reason)
+    })
 }
 
 /// The client's rails: one on each device of the pool.
 pub(super) async fn build(shared: &Shared, managed: bool) -> Result<Built, ConnectError> {
     let devices: Vec<usize> = (0..shared.pool.devices().len()).collect();
     let qps = vec![shared.config.qps; devices.len()];
-    Built::on(shared, devices, &qps, managed).await
+    Built::on(shared, devices, qps, managed).await
 }
 
 /// The server's rails: one for each pair of devices, with as many queue pairs as the client has, and our device has room for.
@@ -113,21 +144,20 @@ pub(super) async fn build_answer(
     }
     let room = MAX_QPS / pairs.len();
     let qps = |p: &Pair| {
-        let asked = theirs[p.client].qps.len().clamp(1, room);
+        let asked = theirs[p.client].places().clamp(1, room);
         asked.min(shared.max_qps(own[p.server].pd.device()))
     };
     let qps: Vec<usize> = pairs.iter().map(qps).collect();
-    let mut built = Built::on(shared, pairs.iter().map(|p| p.server).collect(), &qps, managed).await?;
+    let mut built = Built::on(shared, pairs.iter().map(|p| p.server).collect(), qps, managed).await?;
     for (n, device) in own.iter().enumerate() {
         if device.registered.is_ok() && !pairs.iter().any(|p| p.server == n) {
             built.unpaired(device, peer);
         }
     }
-    for (slot, p) in built.rails.iter_mut().zip(&pairs) {
-        // It could not set up its own: ours would be for nothing.
-        if theirs[p.client].qps.is_empty() && slot.take().is_some() {
-            let device = own[p.server].pd.device().name();
-            built.warnings.push(RailWarning::new(device, Some(&theirs[p.client].device), PEER_FAILED));
+    for (half, p) in built.halves.iter_mut().zip(&pairs) {
+        // It could not set up its own: ours would be for nothing, now.
+        if theirs[p.client].qps.is_empty() && half.is_built() {
+            half.leave_out(peer_failed(&own[p.server], &theirs[p.client]));
         }
     }
     built.check_strict(shared)?;
@@ -135,6 +165,12 @@ pub(super) async fn build_answer(
 }
 
 const PEER_FAILED: &str = "the peer could not set up its device";
+
+/// Our device is left out, since the peer's is.
+pub(super) fn peer_failed(ours: &PoolDevice, theirs: &HelloRail) -> RailWarning {
+    RailWarning::new(ours.pd.device().name(), Some(&theirs.device), PEER_FAILED)
+}
+
 pub(super) const UNFIT: &str = "the two devices do not fit together: their transports, notifications or MTUs";
 
 /// Names, each once.
@@ -176,9 +212,9 @@ pub(super) fn hello(
     dead: Vec<u64>,
 ) -> Hello {
     let layout = shared.pool.layout();
-    let rails = built.rails.iter().zip(&built.devices).enumerate().map(|(n, (rail, &device))| {
+    let rails = built.halves.iter().zip(&built.devices).enumerate().map(|(n, (half, &device))| {
         let joined = with.get(n).copied().unwrap_or(0);
-        describe(&shared.pool, &shared.pool.devices()[device], rail.as_ref(), joined)
+        describe(&shared.pool, &shared.pool.devices()[device], half, built.qps[n], joined)
     });
     let rails: Vec<HelloRail> = rails.collect();
     let own = rails[first].clone();
@@ -219,8 +255,8 @@ pub(super) fn hello(
 /// The place that a hello of `built` gives to the rail which peers without rails see: the first that there is, of the device that
 /// the handshake runs over where `managed`.
 pub(super) fn first_of(shared: &Shared, built: &Built, managed: bool) -> usize {
-    let own = |n: &usize| built.rails[*n].is_some() && built.devices[*n] == shared.pool.first_device();
-    let of_handshake = (0..built.rails.len()).find(own);
+    let own = |n: &usize| built.halves[*n].is_built() && built.devices[*n] == shared.pool.first_device();
+    let of_handshake = (0..built.halves.len()).find(own);
     of_handshake.filter(|_| managed).unwrap_or_else(|| built.first())
 }
 
@@ -239,7 +275,7 @@ pub(super) fn peer_layout(peer: &Hello) -> Result<Layout, Reject> {
             layout.with_shape(shape).map_err(|e| malformed(e.to_string()))?
         }
     };
-    for rail in peer.rail_list().iter().filter(|rail| !rail.qps.is_empty()) {
+    for rail in peer.rail_list().iter().filter(|rail| rail.places() > 0) {
         let seams = peer_seams(rail).map_err(|e| malformed(e.to_string()))?;
         // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
         if seams.total() > 0 && seams.total() < layout.required_bytes() {
@@ -288,10 +324,11 @@ pub(super) fn protocol(
 ) -> Result<(proto::Config, PeerPool), Reject> {
     let config = &shared.config;
     let rail = |joined: &Joined| {
-        let Joined { agreed, built, peer, .. } = joined;
-        let config: &KvConfig = &built.config;
+        let Joined { agreed, peer, .. } = joined;
+        let (config, device) = (joined.config(), shared.pool.devices()[joined.device].pd.device());
         proto::RailConfig {
             qps: agreed.qps,
+            absent: joined.half.is_err(),
             notify: match agreed.notify {
                 crate::connect::Notify::Imm => proto::Notify::Imm,
                 crate::connect::Notify::Send => proto::Notify::Send,
@@ -303,7 +340,7 @@ pub(super) fn protocol(
             max_write: config
                 .max_write_of(shared.pool.is_device_memory())
                 .min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
-            max_reads: u32::from(agreed.rd_atomic.min(built.pd.device().capabilities().max_rd_atomic)),
+            max_reads: u32::from(agreed.rd_atomic.min(device.capabilities().max_rd_atomic)),
         }
     };
     let proto = proto::Config {
@@ -322,16 +359,16 @@ pub(super) fn protocol(
     Ok((proto, pools(shared, peer, layout, &rails.rails)?))
 }
 
-/// A connected channel's driver, and the completion channel of each rail. No task drives them yet.
+/// A connected channel's driver, and the completion channel of each rail that is there. No task drives them yet.
 pub(super) fn driver(
     shared: &Arc<Shared>,
     rails: Vec<Joined>,
     peer: &Hello,
     (proto, peer_pool): (proto::Config, PeerPool),
     ledger: Ledger,
-    client: bool,
+    (client, managed): (bool, bool),
     on_end: OnEnd,
-) -> (Arc<KvDriver>, Vec<provider::Channel>) {
+) -> (Arc<KvDriver>, Vec<Option<provider::Channel>>) {
     let reads = proto.rails.iter().map(|rail| rail.max_reads).max().unwrap_or(0);
     let qps = proto.rails.iter().map(|rail| rail.qps).max().unwrap_or(1);
     let peer_readable = peer_pool.readable;
@@ -340,16 +377,15 @@ pub(super) fn driver(
     let conn = Connection::new(proto, ledger, Instant::now()).expect("a checked configuration");
     let mut channels = Vec::with_capacity(rails.len());
     let part = |joined: Joined| {
-        let Joined { agreed, built, .. } = joined;
-        channels.push(built.channel);
-        RailParts {
-            queues: built.pairs.queues,
-            lines: Arc::new(built.pairs.lines),
-            cq: built.cq,
-            link: Link::new(&built.pd, &agreed, client),
-            pd: built.pd,
-            config: built.config,
-        }
+        let pd = shared.pool.devices()[joined.device].pd.clone();
+        let (config, link) = (joined.config().clone(), Link::new(pd.device(), &joined.agreed, client));
+        let (qps, managed) = (joined.agreed.qps, managed);
+        let (half, channel) = match joined.half {
+            Ok(BuiltRail { pairs, cq, channel, .. }) => (Ok(RailHalf { pairs, cq }), Some(channel)),
+            Err(absent) => (Err(absent.warning.reason), None),
+        };
+        channels.push(channel);
+        RailParts { qps, half, pd, config, link, managed }
     };
     let parts = Parts {
         conn,
@@ -368,6 +404,7 @@ pub(super) fn driver(
         },
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
+        peer_name: peer.name.clone(),
         client,
         on_end,
     };

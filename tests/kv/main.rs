@@ -17,6 +17,7 @@ mod manager;
 #[path = "../on/mod.rs"]
 mod on;
 mod rails;
+mod rails_late;
 mod read;
 mod shapes;
 mod transports;

@@ -8,6 +8,7 @@
 //!
 //! ```text
 //!   main.rs       arguments                        world.rs   processes, signals, laps
+//!   waits.rs      of one that does not come to rest
 //!   survived.rs   the report                       ../traffic a worker process and what it does, which tests/chaos has too
 //! ```
 //!
@@ -16,6 +17,7 @@
 mod survived;
 #[path = "../traffic/mod.rs"]
 mod traffic;
+mod waits;
 mod world;
 
 use std::process::ExitCode;

@@ -14,6 +14,7 @@ use crate::traffic::node::{Node, PATIENCE, hear_any};
 use crate::traffic::part::{Part, Role};
 use crate::traffic::rails::Rails;
 use crate::traffic::said::Said;
+use crate::waits::waits;
 
 /// One that listens, and those that dial.
 const NODES: usize = 3;
@@ -166,7 +167,17 @@ impl World {
                 }
                 Ok::<_, String>(())
             });
-            rest.await.map_err(|_| format!("process {who} does not come to rest within {REST:?} (K5)"))??;
+            let Ok(rested) = rest.await else {
+                let waits = self.players[who]
+                    .as_ref()
+                    .and_then(|player| player.node.pid())
+                    .map(waits)
+                    .unwrap_or_default();
+                return Err(format!(
+                    "process {who} does not come to rest within {REST:?} (K5); its threads:\n{waits}"
+                ));
+            };
+            rested?;
         }
         let dead = std::mem::take(&mut lap.dead);
         lap.said.verdict(|life| !dead.contains(&life));

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use landfall::connect::cm;
 use landfall::device::{Device, SoftLink};
 use landfall::kv::{KvConfig, KvEndpoint, KvPool, PoolAccess};
 use landfall::memory::Memory;
@@ -25,6 +26,9 @@ pub async fn endpoint(part: &Part) -> Result<(KvEndpoint, Vec<SoftLink>), String
         false => Device::open(device),
     });
     let devices = devices.collect::<Result<Vec<_>, _>>().map_err(|e| text(&e))?;
+    if rdma {
+        opened_by_the_manager().await?;
+    }
     let pds = devices.iter().map(Device::alloc_pd).collect::<Result<Vec<_>, _>>().map_err(|e| text(&e))?;
     let layout = layout(POOL * part.most as u32, part.order).map_err(|e| text(&e))?;
     let memory = Memory::anonymous(layout.required_bytes());
@@ -45,6 +49,19 @@ pub async fn endpoint(part: &Part) -> Result<(KvEndpoint, Vec<SoftLink>), String
         .require_rdma(rdma);
     let endpoint = KvEndpoint::named(pool, kv, &part.life.to_string()).map_err(|e| text(&e))?;
     Ok((endpoint, devices.iter().filter_map(Device::soft_link).collect()))
+}
+
+/// Every RDMA device is opened by librdmacm when it is first asked for it, and stays open to the end of the process: here it is
+/// asked for all of them, before the levels are first looked at.
+async fn opened_by_the_manager() -> Result<(), String> {
+    let devices = Device::list().into_iter().filter(|device| device.profile.is_none());
+    for device in devices {
+        let device = Device::open(&device.name).map_err(|e| e.to_string())?;
+        for address in cm::addresses(&device).await.map_err(|e| e.to_string())? {
+            cm::CmListener::bind(&device, address).await.map_err(|e| e.to_string())?;
+        }
+    }
+    Ok(())
 }
 
 fn is_soft(device: &str) -> bool {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
+use super::levels::SETTINGS;
 use super::process;
 
 /// Far above what a worker takes for anything, on a busy machine too.
@@ -23,9 +24,7 @@ impl Node {
         // This very program, also when its file was built anew meanwhile.
         let mut child = Command::new("/proc/self/exe")
             .arg(process::ARGUMENT)
-            // One arena, and nothing of it by mmap: then each mapping is one that somebody asked for.
-            .env("MALLOC_ARENA_MAX", "1")
-            .env("MALLOC_MMAP_THRESHOLD_", "33554432")
+            .envs(SETTINGS)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -46,8 +45,13 @@ impl Node {
         self.lines.next_line().await.ok().flatten()
     }
 
+    /// Until it has been waited for.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: libc::c_int) {
-        if let Some(pid) = self.child.id().and_then(|pid| libc::pid_t::try_from(pid).ok()) {
+        if let Some(pid) = self.pid().and_then(|pid| libc::pid_t::try_from(pid).ok()) {
             // SAFETY: a plain system call; the process is our child and not waited for yet, so that the number is its own.
             unsafe { libc::kill(pid, signal) };
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::levels::{Levels, map_stacks};
+use super::levels::Levels;
 
 /// What a worker process is started with.
 pub const ARGUMENT: &str = "--worker";
@@ -28,7 +28,6 @@ pub fn bad(what: impl std::fmt::Display) {
 
 /// Does each part as it is told, until the coordinator is gone.
 pub fn run(part: impl AsyncFn(String, &mut Commands) -> Result<(), String>) -> ExitCode {
-    map_stacks();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // What blocks (registration) runs on one thread that stays: it must not show in the levels.
@@ -59,12 +58,12 @@ async fn parts(part: impl AsyncFn(String, &mut Commands) -> Result<(), String>, 
             bad(what);
         }
         match before {
-            // The first part has made what a process makes once: the reaper, the blocking thread, stacks.
+            // The first part has made what a process makes once: the reaper and the blocking thread.
             None => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 before = Levels::now().ok();
             }
-            Some(before) => match Levels::settle(before).await {
+            Some(ref before) => match Levels::settle(before).await {
                 Ok(()) => say("levels"),
                 Err(what) => say(format_args!("leak {what}")),
             },

@@ -141,7 +141,7 @@ struct Placed {
 impl Topology {
     /// Reads where the RDMA devices are. Devices that come or go later do not show. Blocks for as long as the file system takes.
     pub fn read(sysfs: &Sysfs) -> Self {
-        let tree = Tree::new(sysfs.root());
+        let tree = Tree::new(sysfs.path());
         let online = tree.online_nodes();
         let alone = match online[..] {
             [node] => Some(node),
@@ -166,6 +166,12 @@ impl Topology {
     /// All RDMA devices that the kernel has, in the order of their names.
     pub fn devices(&self) -> impl Iterator<Item = &DevicePlace> {
         self.devices.iter().map(|placed| &placed.place)
+    }
+
+    /// The GPUs that the kernel sees, by their PCI addresses: display and 3D controllers of NVIDIA and AMD, and processing
+    /// accelerators (`class/vendor` of the function; the codes are those of the PCI Code and ID Assignment Specification).
+    pub fn gpus(&self) -> Vec<PciAddress> {
+        self.tree.gpus()
     }
 
     /// The devices in the order of their nearness to a PCI function, such as a GPU. Devices that are equally near come in the

@@ -9,6 +9,8 @@ use super::pci::{PciAddress, PciPath};
 
 /// No file that is read here is longer.
 const MAX_TEXT: u64 = 4096;
+/// PCI functions that are looked at.
+const MAX_FUNCTIONS: usize = 65_536;
 /// Far more than any machine has. A range in `online` names no more.
 const MAX_NODES: u32 = 4096;
 /// Ports of one device that are listed; a port's number has eight bits.
@@ -34,6 +36,23 @@ impl Tree {
 
     pub(super) fn pci_devices(&self) -> PathBuf {
         self.root.join("bus/pci/devices")
+    }
+
+    pub(super) fn gpus(&self) -> Vec<PciAddress> {
+        let entries = std::fs::read_dir(self.pci_devices()).ok().into_iter().flatten().take(MAX_FUNCTIONS);
+        let mut gpus: Vec<PciAddress> = entries
+            .filter_map(|entry| {
+                let dir = entry.ok()?.path();
+                let (class, vendor) = (text(&dir.join("class"))?, text(&dir.join("vendor"))?);
+                let of_gpus = matches!(vendor.trim_end(), "0x10de" | "0x1002");
+                // Display controllers of others are those of management boards.
+                let is = (of_gpus && (class.starts_with("0x0300") || class.starts_with("0x0302")))
+                    || class.starts_with("0x1200");
+                is.then(|| named(&dir)).flatten()
+            })
+            .collect();
+        gpus.sort_unstable();
+        gpus
     }
 
     pub(super) fn pci_device(&self, address: PciAddress) -> Option<Found> {

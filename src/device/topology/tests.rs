@@ -117,6 +117,25 @@ fn server(sys: &Sys, switches: u32, each: u32) -> Vec<String> {
 }
 
 #[test]
+fn k9_gpus_are_told_from_other_functions_by_their_class() {
+    let sys = Sys::new(1);
+    for (address, class, vendor) in [
+        ("0000:01:00.0", "0x030200", "0x10de"), // a GPU without a display
+        ("0000:02:00.0", "0x030000", "0x10de"),
+        ("0000:03:00.0", "0x120000", "0x1002"),
+        ("0000:04:00.0", "0x030000", "0x1a03"), // a management board's display
+        ("0000:05:00.0", "0x020700", "0x15b3"), // a network card
+        ("0000:06:00.0", "nonsense", "0x10de"),
+    ] {
+        sys.pci(&format!("pci0000:00/{address}"), "0");
+        sys.write(&format!("devices/pci0000:00/{address}/class"), format!("{class}\n"));
+        sys.write(&format!("devices/pci0000:00/{address}/vendor"), format!("{vendor}\n"));
+    }
+    let gpus: Vec<_> = sys.topology().gpus().iter().map(ToString::to_string).collect();
+    assert_eq!(gpus, ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0"]);
+}
+
+#[test]
 fn k9_case_38_eight_gpus_and_eight_nics_have_the_near_nic_each() {
     let sys = Sys::new(2);
     let gpus = server(&sys, 4, 1);

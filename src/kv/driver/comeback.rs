@@ -1,5 +1,7 @@
 //! A rail's way back: new queue pairs on both sides, connected while the other rails carry on. What the two drivers say to each
 //! other is in [`Talk`]. The side that has connected the channel asks, again and again, at growing intervals.
+//!
+//! One that was left out at the start comes by the same way: with a completion queue of its own, and a task for that.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,9 +14,12 @@ use crate::connect::{ConnectError, Deadline};
 use crate::kv::lock;
 use crate::kv::managed::{Entrance, ask};
 use crate::kv::proto::{Cause, ProtocolViolation, RailState, TalkRefused};
-use crate::kv::rail::{Link, QueuePairs, control_memory, off_workers, queues_on, sizes_on, why};
+use crate::kv::rail::{
+    BuiltRail, Link, QueuePairs, build_fitted, control_memory, off_workers, queues_on, sizes_on, why,
+};
 use crate::kv::rail_talk::Talk;
-use crate::provider::QpAddress;
+use crate::provider::{self, Cq, QpAddress};
+use crate::reactor;
 
 /// Messages of the peer that wait for an attempt. It says three at most.
 const EAR: usize = 4;
@@ -26,7 +31,10 @@ struct Attempt {
     rail: usize,
     number: u32,
     ear: mpsc::Receiver<Talk>,
+    // Before what they use (R7).
     pairs: QueuePairs,
+    /// What it completes on, where it has none yet.
+    completions: Option<(Cq, provider::Channel)>,
     deadline: Deadline,
 }
 
@@ -102,8 +110,7 @@ impl KvDriver {
                 ask(&device, &mut attempt.pairs, &link, epochs, at, attempt.deadline).await?;
             }
         }
-        let pairs = std::mem::take(&mut attempt.pairs);
-        self.install(rail, number, pairs, false)?;
+        self.install(&mut attempt, false)?;
         self.say(rail, &Talk::Ready { attempt: number })?;
         // `Go`, or what comes on the rail itself, ends the attempt: the ear closes.
         while attempt.hear().await.is_ok() {}
@@ -138,8 +145,7 @@ impl KvDriver {
         let Talk::Ready { .. } = attempt.hear().await? else {
             return Err(End::Failed("the peer said something else".to_owned()));
         };
-        let pairs = std::mem::take(&mut attempt.pairs);
-        self.install(rail, number, pairs, true)
+        self.install(&mut attempt, true)
     }
 
     /// Begins an attempt: `number` is the peer's, or the next one of ours. A rail that is not at rest has none.
@@ -150,32 +156,45 @@ impl KvDriver {
             let open = inner.state == State::Open && !inner.closing;
             let resting = inner.conn.as_ref().is_some_and(|conn| conn.rail_state(rail) == RailState::Down);
             let own = &mut inner.rails[rail];
-            let (true, Phase::Down, false, Some(cq)) = (open, own.phase, own.lost, own.cq.clone()) else {
-                return Err(End::Over);
-            };
+            let (true, Phase::Down, false) = (open, own.phase, own.lost) else { return Err(End::Over) };
             if !resting {
                 return Err(End::Failed("the peer has not put it to rest".to_owned()));
             }
             own.attempts = number.unwrap_or(own.attempts.wrapping_add(1));
             own.attempt = Some((own.attempts, said));
-            (own.attempts, own.pd.clone(), cq, own.config.clone(), own.qps.len())
+            (own.attempts, own.pd.clone(), own.cq.clone(), own.config.clone(), own.qps.len())
         };
-        let sizes = sizes_on(pd.device(), &config);
-        let memories = control_memory(&pd, &sizes, qps).await?;
-        let pairs = off_workers(&self.runtime, move || queues_on(&pd, &cq, &sizes, memories)).await?;
+        let (pairs, completions) = match cq {
+            Some(cq) => {
+                let sizes = sizes_on(pd.device(), &config);
+                let memories = control_memory(&pd, &sizes, qps).await?;
+                let pairs = off_workers(&self.runtime, move || queues_on(&pd, &cq, &sizes, memories)).await?;
+                (pairs, None)
+            }
+            None => {
+                let BuiltRail { pairs, cq, channel, .. } =
+                    build_fitted(&self.runtime, &pd, config, qps).await?;
+                (pairs, Some((cq, channel)))
+            }
+        };
         let deadline = Deadline::after(self.config.connect_timeout.min(PATIENCE));
-        Ok(Attempt { rail, number, ear, pairs, deadline })
+        Ok(Attempt { rail, number, ear, pairs, completions, deadline })
     }
 
     /// Puts new queue pairs in the place of those that failed. With `go` the peer is told to use them, and so do we.
-    fn install(self: &Arc<Self>, rail: usize, number: u32, pairs: QueuePairs, go: bool) -> Result<(), End> {
-        let now = Instant::now();
-        self.locked(|inner, after| {
+    fn install(self: &Arc<Self>, attempt: &mut Attempt, go: bool) -> Result<(), End> {
+        let (now, rail, number) = (Instant::now(), attempt.rail, attempt.number);
+        let pairs = std::mem::take(&mut attempt.pairs);
+        let channel = self.locked(|inner, after| {
             let own = &mut inner.rails[rail];
             let current = own.attempt.as_ref().is_some_and(|(n, _)| *n == number);
             if inner.state != State::Open || own.phase != Phase::Down || own.lost || !current {
                 return Err(End::Failed(OVERTAKEN.to_owned()));
             }
+            let channel = attempt.completions.take().map(|(cq, channel)| {
+                own.cq = Some(Arc::new(cq));
+                channel
+            });
             own.lines = Some(Arc::new(pairs.lines));
             own.phase = Phase::Coming;
             for (slot, mut queue) in inner.queues[own.qps.clone()].iter_mut().zip(pairs.queues) {
@@ -190,11 +209,26 @@ impl KvDriver {
             }
             inner.turn(now, after);
             after.nudge = true;
-            Ok(())
+            Ok(channel)
         })?;
         self.enrol(rail);
         self.watch(rail);
+        match channel.map(|channel| reactor::spawn(&self.runtime, channel, Self::of_rail(self, rail))) {
+            Some(Ok(task)) => self.set_task(rail, task),
+            Some(Err(error)) => self.channel_failed(rail, &error.to_string()),
+            None => {}
+        }
         Ok(())
+    }
+
+    /// Begins to look for the rails that were left out at the start.
+    pub(crate) fn probe_absent(self: &Arc<Self>) {
+        let absent: Vec<usize> = {
+            let inner = lock(&self.inner);
+            let is_absent = |&rail: &usize| inner.client && inner.rails[rail].cq.is_none();
+            (0..inner.rails.len()).filter(is_absent).collect()
+        };
+        absent.into_iter().for_each(|rail| self.probe(rail));
     }
 
     fn say(&self, rail: usize, talk: &Talk) -> Result<(), End> {
@@ -320,6 +354,7 @@ impl Inner {
         own.fenced = false;
         (own.down, own.words, own.attempt) = (None, None, None);
         own.returns += 1;
+        self.meter.rail(rail, true);
         tracing::info!(rail, device = own.pd.device().name(), "a rail has come back");
         // It may have failed at the peer by now: the protocol says so, after it was up.
         self.events(now, after);

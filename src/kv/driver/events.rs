@@ -30,6 +30,7 @@ impl Inner {
                             Outcome::InDoubt(_) => {}
                         }
                     }
+                    self.tell_write(id);
                     self.abort_fellows(fellows, now, after);
                     self.wake(Wait::Room, after);
                     self.write_event(id, after);

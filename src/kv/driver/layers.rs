@@ -159,7 +159,8 @@ impl Inner {
             // Numbered without gaps: all are taken under one lock.
             transfers.get_or_insert(id.0..id.0).end = id.0 + 1;
             let source = request.source.clone();
-            let entry = WriteEntry::new(source, started, planned.took, bytes, descriptors);
+            let mut entry = WriteEntry::new(source, started, planned.took, bytes, descriptors);
+            entry.begin_span(id, request.tag);
             self.writes.insert(id, entry);
         }
         let transfers = transfers.unwrap_or_default();

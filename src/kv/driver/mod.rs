@@ -8,6 +8,7 @@
 //! ```text
 //!   calls, writes   what the user asks       events     what the protocol tells
 //!   progress        completions and posts, and the way down of the whole channel
+//!   meter, spans    what is told of transfers to recorders and subscribers
 //!   tasks           one a rail               rail, rails, comeback   a rail, its way down alone, and its way back
 //! ```
 
@@ -17,10 +18,16 @@ mod comeback;
 mod events;
 mod layers;
 mod loans;
+#[cfg(feature = "metrics")]
+mod meter;
+#[cfg(not(feature = "metrics"))]
+#[path = "no_meter.rs"]
+mod meter;
 mod progress;
 mod rail;
 mod rails;
 mod reads;
+mod spans;
 mod tasks;
 mod writes;
 
@@ -50,8 +57,7 @@ use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
 use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, Token, TransferId};
 use crate::kv::queues::Queue;
-use crate::kv::rail::Link;
-use crate::kv::rail_talk::Ear;
+use crate::kv::rail::{Link, QueuePairs};
 use crate::kv::read_choice::Facts;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
@@ -59,13 +65,14 @@ use crate::kv::waiting::Waiting;
 use crate::provider::{self, Cq, Cqe};
 use crate::reactor::DriverHandle;
 
-use rail::{Phase, Rail};
+use rail::Rail;
 use rails::Job;
 use tasks::Owner;
 
 pub use closed::{ChannelClosed, MessageError};
 
 use loans::{Asked, Loans};
+use meter::Meter;
 use reads::Reads;
 
 /// Completions that one poll takes.
@@ -131,6 +138,7 @@ struct Inner {
     first_cause: Option<String>,
     closing: bool,
     stats: ChannelStats,
+    meter: Meter,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
@@ -182,6 +190,7 @@ struct WriteEntry {
     descriptors: u64,
     wrs: u64,
     attempts: u32,
+    span: tracing::Span,
 }
 
 /// What is to be done after the lock is released.
@@ -227,6 +236,7 @@ pub(crate) struct Parts {
     pub(crate) reading: Facts,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
+    pub(crate) peer_name: String,
     /// This side has connected the channel.
     pub(crate) client: bool,
     pub(crate) on_end: OnEnd,
@@ -234,13 +244,21 @@ pub(crate) struct Parts {
 
 /// One rail.
 pub(crate) struct RailParts {
-    pub(crate) queues: Vec<Queue>,
-    pub(crate) lines: Arc<Lines>,
-    pub(crate) cq: Cq,
+    pub(crate) qps: usize,
+    /// Or why it was left out for now.
+    pub(crate) half: Result<RailHalf, String>,
     pub(crate) pd: ProtectionDomain,
     /// Fitted to the device.
     pub(crate) config: KvConfig,
     pub(crate) link: Link,
+    /// A connection manager connects it.
+    pub(crate) managed: bool,
+}
+
+/// What a rail that is there consists of.
+pub(crate) struct RailHalf {
+    pub(crate) pairs: QueuePairs,
+    pub(crate) cq: Cq,
 }
 
 impl KvDriver {
@@ -249,35 +267,15 @@ impl KvDriver {
         let this = Arc::new_cyclic(|me: &Weak<Self>| {
             let (mut queues, mut rails) = (Vec::new(), Vec::new());
             let several = parts.rails.len() > 1;
+            let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
+            let meter = Meter::new(&parts.peer_name, devices);
             for (rail, part) in parts.rails.into_iter().enumerate() {
-                let qps = queues.len()..queues.len() + part.queues.len();
-                queues.extend(part.queues);
+                let qps = queues.len()..queues.len() + part.qps;
+                let owner = Arc::new(Owner { driver: me.clone(), rail });
+                rails.push(Rail::new(qps.clone(), part, owner, &mut queues));
                 if several {
-                    queues[qps.clone()].iter_mut().for_each(Queue::signal_often);
+                    queues[qps].iter_mut().for_each(Queue::signal_often);
                 }
-                rails.push(Rail {
-                    qps,
-                    managed: !part.lines.is_empty(),
-                    lines: Some(part.lines),
-                    watch: None,
-                    hung_up: false,
-                    cq: Some(Arc::new(part.cq)),
-                    lost: false,
-                    pd: part.pd,
-                    config: part.config,
-                    link: part.link,
-                    phase: Phase::Up,
-                    fenced: false,
-                    words: None,
-                    down: None,
-                    failures: 0,
-                    returns: 0,
-                    attempt: None,
-                    attempts: 0,
-                    ear: Ear::default(),
-                    owner: Arc::new(Owner { driver: me.clone(), rail }),
-                    enrolled: None,
-                });
             }
             Self {
                 inner: Mutex::new(Inner {
@@ -301,6 +299,7 @@ impl KvDriver {
                     first_cause: None,
                     closing: false,
                     stats: ChannelStats::default(),
+                    meter,
                     scheduled: None,
                     returning: 0,
                     destroying: 0,
@@ -319,7 +318,12 @@ impl KvDriver {
                 me: me.clone(),
             }
         });
-        (0..this.tasks.len()).for_each(|rail| this.enrol(rail));
+        // One that is not there hears of its device when it comes.
+        let there: Vec<usize> = {
+            let inner = lock(&this.inner);
+            (0..inner.rails.len()).filter(|&rail| inner.rails[rail].cq.is_some()).collect()
+        };
+        there.into_iter().for_each(|rail| this.enrol(rail));
         this
     }
 
@@ -362,6 +366,7 @@ impl KvDriver {
                 after.nudge = true;
             }
             inner.returning += usize::from(after.returns());
+            inner.tell();
             out
         };
         let returns = after.returns();

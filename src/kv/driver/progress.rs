@@ -285,6 +285,7 @@ impl Inner {
                 self.unposted.drain(..).for_each(|token| conn.handle_sent(token, false, now));
             }
         }
+        self.tell_credits(now);
         self.events(now, after);
         self.rest(now, after);
         more && self.state == State::Open
@@ -398,6 +399,7 @@ impl Inner {
         self.abort_open_grants(now, after);
         self.end_loans(after);
         self.state = State::Ended { cause };
+        self.meter.end();
         // Whoever has come here, the task must see that it is over.
         after.nudge = true;
         for rail in &mut self.rails {

@@ -5,6 +5,8 @@
 //!    ▲                                                                                                         │
 //!    └──────────────────────────────── both sides are connected ───────────────────────────────────────────────┘
 //! ```
+//!
+//! One that was left out at the start begins in `Down`, without a completion queue: it gets one when it comes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,11 +16,13 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::tasks::Owner;
+use super::{RailHalf, RailParts};
 use crate::connect::Lines;
 use crate::device::ProtectionDomain;
 use crate::kv::config::KvConfig;
 use crate::kv::path::RailFate;
 use crate::kv::path_rails::RailState;
+use crate::kv::queues::Queue;
 use crate::kv::rail::Link;
 use crate::kv::rail_talk::{Ear, Talk};
 use crate::provider::Cq;
@@ -33,6 +37,7 @@ pub(super) struct Rail {
     pub(super) watch: Option<AbortHandle>,
     /// The connection manager says that the peer is gone.
     pub(super) hung_up: bool,
+    /// None before it has come for the first time, and after it is lost.
     pub(super) cq: Option<Arc<Cq>>,
     /// Its device or its completion channel is lost: nothing of it completes, and it does not come back.
     pub(super) lost: bool,
@@ -85,6 +90,53 @@ pub(super) struct Down {
 }
 
 impl Rail {
+    /// A rail whose queue pairs have the numbers `qps`, and go to the end of `queues`: or places for them, where it was left out.
+    pub(super) fn new(
+        qps: Range<usize>,
+        part: RailParts,
+        owner: Arc<Owner>,
+        queues: &mut Vec<Queue>,
+    ) -> Self {
+        let RailParts { half, pd, config, link, managed, .. } = part;
+        let (half, down) = match half {
+            Ok(half) => (Some(half), None),
+            Err(cause) => (None, Some(Down { cause, since: SystemTime::now(), attempt: None })),
+        };
+        let (lines, cq) = match half {
+            Some(RailHalf { pairs, cq }) => {
+                queues.extend(pairs.queues);
+                (Some(Arc::new(pairs.lines)), Some(Arc::new(cq)))
+            }
+            None => {
+                queues.extend(qps.clone().map(|_| Queue::absent()));
+                (None, None)
+            }
+        };
+        Self {
+            qps,
+            lines,
+            watch: None,
+            hung_up: false,
+            lost: false,
+            pd,
+            config,
+            link,
+            phase: if cq.is_some() { Phase::Up } else { Phase::Down },
+            managed,
+            fenced: cq.is_none(),
+            cq,
+            words: None,
+            down,
+            failures: 0,
+            returns: 0,
+            attempt: None,
+            attempts: 0,
+            ear: Ear::default(),
+            owner,
+            enrolled: None,
+        }
+    }
+
     pub(super) fn fate(&self) -> RailFate {
         let state = match &self.down {
             None => RailState::Up,

@@ -76,7 +76,7 @@ impl KvDriver {
 impl Inner {
     /// Whether the task of this rail keeps the clock.
     pub(super) fn keeps_clock(&self, rail: usize) -> bool {
-        self.rails.iter().position(|rail| !rail.lost) == Some(rail)
+        self.rails.iter().position(|rail| !rail.lost && rail.cq.is_some()) == Some(rail)
     }
 
     /// When a rail that is on its way down has had its time.
@@ -175,6 +175,7 @@ impl Inner {
         tracing::warn!(rail, device = own.pd.device().name(), words, "a rail has failed");
         own.phase = Phase::Draining { since: now };
         own.failures += 1;
+        self.meter.rail(rail, false);
         own.down = Some(Down { cause: words, since: SystemTime::now(), attempt: None });
         self.set_error(rail);
         // The flushes are polled by its task.

@@ -4,6 +4,10 @@ use std::collections::HashMap;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use tracing::Span;
+use tracing::field::debug;
+
+use super::spans::{micros, read_span};
 use super::{After, Inner, KvDriver, State};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
@@ -36,6 +40,7 @@ struct Entry {
     waker: Option<Waker>,
     /// Nobody waits: forget it at its end.
     detached: bool,
+    span: Span,
 }
 
 #[derive(Clone, Copy)]
@@ -102,6 +107,7 @@ impl KvDriver {
                 released: false,
                 waker: None,
                 detached: false,
+                span: Span::none(),
             };
             inner.start_read(&request.grant, by, later(started, time), entry, now, after)
         });
@@ -166,7 +172,7 @@ impl Inner {
         grant: &Grant,
         by: ReadBy,
         deadline: Instant,
-        entry: Entry,
+        mut entry: Entry,
         now: Instant,
         after: &mut After,
     ) -> Result<ReadId, (ReadError, Blocks)> {
@@ -184,6 +190,7 @@ impl Inner {
         let grant = GrantRef { id, owner_epoch, bound_epoch, max_bytes: entry.bytes };
         match conn.read(ProtoRead { grant, by, deadline }, now) {
             Ok(id) => {
+                entry.span = read_span(id, entry.bytes, entry.descriptors, entry.choice.method.name());
                 self.reads.running.insert(id, entry);
                 if self.turn(now, after) {
                     after.nudge = true;
@@ -225,9 +232,17 @@ impl Inner {
         let Some(entry) = self.reads.running.get_mut(&id) else { return };
         entry.done = Some(Done { result, wrs, most, at: now });
         let (choice, bytes, took) = (entry.choice, entry.bytes, now - entry.started);
+        if !entry.span.is_disabled() {
+            match result {
+                Ok(()) => entry.span.record("outcome", "done"),
+                Err(why) => entry.span.record("outcome", debug(why)),
+            };
+            entry.span.record("wrs", wrs).record("landed_us", micros(took));
+        }
         if result.is_ok() {
             self.stats.reads += 1;
             self.stats.read_bytes += bytes;
+            self.tell_read(took);
         } else {
             self.stats.reads_failed += 1;
         }

@@ -32,6 +32,23 @@ impl KvDriver {
         Arc::new(OfRail { driver: this.clone(), rail })
     }
 
+    /// Nothing tells of what completes on a rail any more.
+    pub(super) fn channel_failed(&self, rail: usize, error: &str) {
+        let now = Instant::now();
+        self.locked(|inner, after| {
+            if inner.rails[rail].pd.device().gone().is_some() {
+                inner.fail_rail(rail, Cause::DeviceGone, "", now, after);
+            } else {
+                // What has completed by now may say why.
+                inner.poll_once(None, now, after);
+                let words = format!("the completion channel failed: {error}");
+                inner.fail_rail(rail, Cause::Transport, &words, now, after);
+            }
+            inner.lose_rail(rail, "its completion channel has failed", now, after);
+        });
+        self.nudge();
+    }
+
     /// No task will drive it.
     pub(crate) fn abandon_all(&self) {
         self.locked(|inner, after| {
@@ -80,19 +97,7 @@ impl Drive for OfRail {
     }
 
     fn channel_failed(&self, error: &io::Error) {
-        let (now, rail) = (Instant::now(), self.rail);
-        self.driver.locked(|inner, after| {
-            if inner.rails[rail].pd.device().gone().is_some() {
-                inner.fail_rail(rail, Cause::DeviceGone, "", now, after);
-            } else {
-                // What has completed by now may say why.
-                inner.poll_once(None, now, after);
-                let words = format!("the completion channel failed: {error}");
-                inner.fail_rail(rail, Cause::Transport, &words, now, after);
-            }
-            inner.lose_rail(rail, "its completion channel has failed", now, after);
-        });
-        self.driver.nudge();
+        self.driver.channel_failed(self.rail, &error.to_string());
     }
 
     fn runtime_gone(&self) {

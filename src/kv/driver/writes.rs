@@ -55,6 +55,7 @@ impl Inner {
             Ok(id) => {
                 let mut entry = WriteEntry::new(request.source, started, plan.took, bytes, descriptors);
                 entry.waker = waiter.map(|(waker, _)| waker.clone());
+                entry.begin_span(id, request.tag);
                 self.writes.insert(id, entry);
                 if self.turn(now, after) {
                     after.nudge = true;
@@ -163,6 +164,7 @@ impl WriteEntry {
             descriptors,
             wrs: 0,
             attempts: 0,
+            span: tracing::Span::none(),
         }
     }
 

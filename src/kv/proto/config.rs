@@ -52,6 +52,8 @@ pub(crate) const DAY: Duration = Duration::from_secs(86_400);
 pub(crate) struct RailConfig {
     /// Its queue pairs, at least 1.
     pub(crate) qps: usize,
+    /// It was left out at the start, and has no queue pairs yet: it begins as one that has failed, fenced on both sides.
+    pub(crate) absent: bool,
     pub(crate) notify: Notify,
     /// Messages of a queue pair arrive in the order in which they were posted.
     pub(crate) ordered: bool,
@@ -140,6 +142,9 @@ impl Config {
         let fail = |what, got, must| Err(ConfigError { what, got, must });
         if self.rails.is_empty() {
             return fail("rails", 0, "at least 1");
+        }
+        if self.rails.iter().all(|rail| rail.absent) {
+            return fail("rails that are there", 0, "at least 1");
         }
         self.rails.iter().try_for_each(RailConfig::check)?;
         // Each is at most 64, so that the sum fits.

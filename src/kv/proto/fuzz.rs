@@ -84,6 +84,7 @@ pub(crate) fn operations(data: &[u8]) {
     let rails = usize::from(flags >> 2 & 3) + 1;
     let rail = RailConfig {
         ordered,
+        absent: false,
         qps: usize::from(flags >> 6) + 1,
         notify: if ordered && flags & 2 != 0 { Notify::Send } else { Notify::Imm },
         opening: if flags & 16 != 0 { Opening::Listen } else { Opening::Free },

@@ -40,13 +40,13 @@ impl Link {
     pub(super) fn new(rail: usize, cfg: &RailConfig, now: Instant) -> Self {
         Self {
             rail,
-            up: true,
+            up: !cfg.absent,
             credits: QpCredits::new(cfg),
             live: Liveness::new(now),
             open: cfg.opening != Opening::Listen,
             proven: true,
             // Whoever has to speak first asks for a sign of life.
-            ping: cfg.opening == Opening::Speak,
+            ping: cfg.opening == Opening::Speak && !cfg.absent,
             pong: false,
             abort_done: VecDeque::new(),
             number: 0,
@@ -67,7 +67,7 @@ impl Link {
     /// Its rail is used again, with a new queue pair: numbers go on, everything else begins anew.
     pub(super) fn bring_up(&mut self, cfg: &RailConfig, now: Instant) {
         let (number, heard) = (self.number, std::mem::take(&mut self.heard));
-        *self = Self { number, heard, ping: true, proven: false, ..Self::new(self.rail, cfg, now) };
+        *self = Self { number, heard, up: true, ping: true, proven: false, ..Self::new(self.rail, cfg, now) };
     }
 
     /// Something waits that must travel on this queue pair.

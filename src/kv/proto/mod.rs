@@ -460,6 +460,14 @@ impl Connection {
         self.state == State::Closed
     }
 
+    /// Transfers have something to post, and no queue pair that could carry it has a receive of the peer's left.
+    pub(crate) fn waits_for_credits(&self) -> bool {
+        let mut carrying = self.links.iter().filter(|link| link.may_carry()).peekable();
+        !self.sender.active.is_empty()
+            && carrying.peek().is_some()
+            && carrying.all(|link| !link.may_send_data())
+    }
+
     /// Everything of ours is done, and it is time to say so.
     fn ready_to_close(&self) -> bool {
         self.closing

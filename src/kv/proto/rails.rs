@@ -10,13 +10,15 @@
 //! received of it: then control is sent again (`resend`) and transfers begin again (`reopen`), on the rails that are
 //! left. A rail that does not come there in time ends the connection, and so does the failure of the last one.
 //!
+//! One that was left out at the start begins in `Down`: it comes up for the first time as any other comes up again.
+//!
 //! The two words travel in any order, so that each names the *generation* of the rail, which counts how often it has come up.
 //! A peer may have the next one up before we have, and see it fail: then it is fenced here without having been up.
 
 use std::ops::Range;
 use std::time::Instant;
 
-use super::config::Config;
+use super::config::{Config, RailConfig};
 use super::control::TALK_OVERHEAD;
 use super::outbox::Queued;
 use super::pace::Pace;
@@ -75,21 +77,22 @@ impl Rail {
     /// The rails of a connection.
     pub(super) fn all(cfg: &Config, now: Instant) -> Vec<Self> {
         let mut start = 0;
-        let rail = |qps: usize| {
-            let qps = start..start + qps;
+        let rail = |cfg: &RailConfig| {
+            let qps = start..start + cfg.qps;
             start = qps.end;
             Self {
                 data_qp: qps.start,
                 qps,
                 pace: Pace::default(),
-                state: RailState::Up,
+                state: if cfg.absent { RailState::Down } else { RailState::Up },
                 since: now,
                 generation: 0,
-                peer_fenced: 0,
+                // Of one that is not there, the generation that never was is over.
+                peer_fenced: cfg.absent.into(),
                 outstanding: 0,
             }
         };
-        cfg.rails.iter().map(|r| r.qps).map(rail).collect()
+        cfg.rails.iter().map(rail).collect()
     }
 
     pub(super) fn is_up(&self) -> bool {

@@ -36,6 +36,11 @@ pub(super) fn rdmacm() -> Result<&'static LibRdmacm, DeviceError> {
         .map_err(|reason| DeviceError::Library { library: RDMACM, reason: reason.clone() })
 }
 
+/// Whether libibverbs can be loaded, or with `manager`, librdmacm as well.
+pub(crate) fn loads(manager: bool) -> Result<(), DeviceError> {
+    if manager { rdmacm().map(|_| ()) } else { ibverbs().map(|_| ()) }
+}
+
 fn load(library: &str) -> Result<LibIbverbs, String> {
     // SAFETY: libibverbs' initialisers do nothing but set up the library itself, and the declarations of `sys` are
     // made from the headers of its stable ABI (soname 1): the symbols have the types that they are used with.

@@ -66,6 +66,7 @@ pub(crate) use cm_event::{CmEvent, CmEventKind, reject_reason, status_error};
 pub(crate) use cm_qp::{NotReady, VerbsCmQp};
 pub(crate) use cq::{VerbsChannel, VerbsCq};
 pub(crate) use device::{Fabric, VerbsDevice, VerbsPd, kernel_has, names};
+pub(crate) use load::loads;
 pub(crate) use mr::VerbsMr;
 pub(crate) use qp::VerbsQp;
 pub(crate) use srq::VerbsSrq;

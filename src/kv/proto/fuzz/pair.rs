@@ -121,6 +121,7 @@ pub(crate) fn pair(data: &[u8]) {
     let rails = usize::from(flags >> 2 & 3) + 1;
     let rail = RailConfig {
         ordered,
+        absent: false,
         qps: usize::from(flags >> 6) + 1,
         notify: if ordered && flags & 2 != 0 { Notify::Send } else { Notify::Imm },
         opening: Opening::Free,

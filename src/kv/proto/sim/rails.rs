@@ -2,7 +2,7 @@
 //!
 //! Half of the runs have one rail, and are as they would be without this. The others have two to four, equal or not, in every
 //! mixture of order and notification, and rails fail: told to one side or both, or silently, in one direction or both, one
-//! while another is being fenced. As long as the run leaves one rail whole at each time (where nothing else goes wrong
+//! while another is being fenced. In some, rails are left out at the start, and come later, or never. As long as the run leaves one rail whole at each time (where nothing else goes wrong
 //! it does), the connection must not be lost, and what has time enough must land (K10).
 
 use super::super::{Cause, Connection, Credits, Notify, RailConfig, RailState, State, Token};
@@ -60,7 +60,22 @@ pub(super) fn draw(script: &Script, channels: &mut [Channel]) -> u32 {
         channel.timing.slow.0 = rng.below(channel.cfg.qps() as u64) as usize;
         channel.health = vec![Health::default(); count];
     }
+    leave_out(script, channels);
     rng.range(0, 6) as u32
+}
+
+/// Some rails are not there when their channel is connected. One is.
+fn leave_out(script: &Script, channels: &mut [Channel]) {
+    let mut rng = Rng::nth(script.seed, DRAW + 1);
+    if rng.one_in(2) {
+        return;
+    }
+    for channel in channels {
+        let there = rng.below(channel.cfg.rails.len() as u64) as usize;
+        for (n, rail) in channel.cfg.rails.iter_mut().enumerate() {
+            rail.absent = n != there && rng.one_in(2);
+        }
+    }
 }
 
 impl Channel {
@@ -128,6 +143,27 @@ impl World {
         if !told && how % 2 == 1 {
             let first = self.channels[ch].qps_of(rail).start;
             self.channels[ch].sides[one].queues[first].dead = true;
+        }
+    }
+
+    /// A channel has been connected without some of its rails: both sides look for them, or one, or nobody.
+    pub(super) fn without_rails(&mut self, ch: usize) {
+        let incarnation = self.channels[ch].incarnation;
+        for rail in 0..self.channels[ch].cfg.rails.len() {
+            if !self.channels[ch].cfg.rails[rail].absent {
+                continue;
+            }
+            self.summary.rails_left_out += 1;
+            self.channels[ch].health[rail].ill = true;
+            for side in 0..2 {
+                for qp in self.channels[ch].qps_of(rail) {
+                    self.channels[ch].sides[side].queues[qp].gone = true;
+                }
+                if !self.rng.one_in(3) {
+                    let delay = self.rng.below(20_000);
+                    self.at(delay, Happening::RailProbe { ch, side, rail, incarnation });
+                }
+            }
         }
     }
 

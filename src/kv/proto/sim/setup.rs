@@ -113,6 +113,7 @@ impl Channel {
         };
         let credits = [credits(rng), credits(rng)];
         let mut rail = RailConfig {
+            absent: false,
             qps: rng.range(1, 4) as usize,
             notify: if ordered && rng.one_in(2) { Notify::Send } else { Notify::Imm },
             ordered,

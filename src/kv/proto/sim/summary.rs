@@ -43,6 +43,7 @@ counts!(
     three_endpoints,
     in_shared_memory,
     with_rails,
+    rails_left_out,
     rail_faults,
     rails_down,
     rails_up,

@@ -152,6 +152,7 @@ impl World {
             s.closed = false;
             s.silent_since = silent[side];
         }
+        self.without_rails(ch);
         for side in 0..2 {
             self.wake(ch, side, self.now);
         }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 pub(super) fn rail() -> RailConfig {
     RailConfig {
+        absent: false,
         qps: 2,
         notify: Notify::Imm,
         ordered: true,

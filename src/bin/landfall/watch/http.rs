@@ -1,0 +1,175 @@
+//! The exporter's HTTP: as much as a scrape needs, and bounded in everything that a client decides.
+//!
+//! A connection carries one request. A client has five seconds and 8 KiB for its head; 16 are served at once and more wait;
+//! and however many ask, the devices are read at most four times a second.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use landfall::device::PortInfo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Mutex, Semaphore};
+
+use super::Watched;
+use super::prometheus::{self, Scrape};
+use crate::output::{Error, Output, complain};
+
+const CLIENTS: usize = 16;
+const PATIENCE: Duration = Duration::from_secs(5);
+const MAX_HEAD: usize = 8 << 10;
+/// What a client may send beyond its request, so that closing does not reset the connection before it has the answer.
+const MAX_REST: u64 = 64 << 10;
+const FRESH: Duration = Duration::from_millis(250);
+
+/// What was read last, and when.
+type Cache = Mutex<Option<(Instant, Arc<str>)>>;
+
+pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output) -> Result<(), Error> {
+    let listener =
+        TcpListener::bind(address).await.map_err(|error| format!("listening on {address}: {error}"))?;
+    let url = format!("http://{}/metrics", listener.local_addr()?);
+    if output.is_json() {
+        output.line(&std::collections::BTreeMap::from([("url", &url)]))?;
+    } else {
+        output.print(&format!("{url}\n"))?;
+    }
+    let (places, cache, watched) =
+        (Arc::new(Semaphore::new(CLIENTS)), Arc::new(Cache::default()), Arc::new(watched));
+    loop {
+        let place = places.clone().acquire_owned().await?;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, or a client that has gone: not to be asked again at once.
+                complain(&format!("accepting a connection: {error}"));
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (cache, watched) = (cache.clone(), watched.clone());
+        tokio::spawn(async move {
+            // A client that is slow, or gone, is its own affair.
+            let _ = tokio::time::timeout(PATIENCE, answer(stream, &cache, watched)).await;
+            drop(place);
+        });
+    }
+}
+
+async fn answer(mut stream: TcpStream, cache: &Cache, watched: Arc<Watched>) -> std::io::Result<()> {
+    let response = match request(&mut stream).await? {
+        Request::Get { path, body } => match path.as_str() {
+            "/metrics" => Response::ok(metrics(cache, watched).await, body),
+            "/" => Response::ok("landfall watch: the counters are at /metrics\n".into(), body),
+            _ => Response::refused("404 Not Found", "there is nothing but /metrics here\n"),
+        },
+        Request::OtherMethod => Response::refused("405 Method Not Allowed", "GET and HEAD only\n"),
+        Request::Bad => Response::refused("400 Bad Request", "this is no HTTP/1 request\n"),
+        Request::TooLong => {
+            Response::refused("431 Request Header Fields Too Large", "the request is too long\n")
+        }
+    };
+    stream.write_all(response.text().as_bytes()).await?;
+    stream.shutdown().await?;
+    tokio::io::copy(&mut stream.take(MAX_REST), &mut tokio::io::sink()).await?;
+    Ok(())
+}
+
+enum Request {
+    Get { path: String, body: bool },
+    OtherMethod,
+    Bad,
+    TooLong,
+}
+
+/// Reads to the end of the head. What the head says beyond its first line changes nothing.
+async fn request(stream: &mut TcpStream) -> std::io::Result<Request> {
+    let mut head = Vec::new();
+    let ended = |head: &[u8]| head.windows(4).any(|w| w == b"\r\n\r\n");
+    while !ended(&head) {
+        if head.len() >= MAX_HEAD {
+            return Ok(Request::TooLong);
+        }
+        let mut part = [0; 1024];
+        match stream.read(&mut part).await? {
+            0 => return Ok(Request::Bad),
+            read => head.extend_from_slice(&part[..read]),
+        }
+    }
+    Ok(parse(&head))
+}
+
+fn parse(head: &[u8]) -> Request {
+    let line = head.split(|&b| b == b'\r').next().unwrap_or_default();
+    let Ok(line) = std::str::from_utf8(line) else { return Request::Bad };
+    let words: Vec<&str> = line.split(' ').collect();
+    let [method, target, version] = words[..] else { return Request::Bad };
+    if !version.starts_with("HTTP/1.") || !target.starts_with('/') {
+        return Request::Bad;
+    }
+    let path = target.split('?').next().unwrap_or_default().to_owned();
+    match method {
+        "GET" => Request::Get { path, body: true },
+        "HEAD" => Request::Get { path, body: false },
+        _ => Request::OtherMethod,
+    }
+}
+
+/// One reading for all who ask at about the same time.
+async fn metrics(cache: &Cache, watched: Arc<Watched>) -> Arc<str> {
+    let mut cached = cache.lock().await;
+    if let Some((_, text)) = cached.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
+        return text.clone();
+    }
+    let text: Arc<str> =
+        tokio::task::spawn_blocking(move || scrape(&watched)).await.unwrap_or_default().into();
+    *cached = Some((Instant::now(), text.clone()));
+    text
+}
+
+fn scrape(watched: &Watched) -> String {
+    let reading = watched.read();
+    let mut of: Option<(String, Vec<PortInfo>)> = None;
+    let ports = reading.totals.into_iter().map(|totals| {
+        // Ports are in the order of their devices.
+        if of.as_ref().is_none_or(|(device, _)| *device != totals.port.device) {
+            let infos = PortInfo::read(&watched.sysfs, &totals.port.device);
+            of = Some((totals.port.device.clone(), infos));
+        }
+        let info =
+            of.as_ref().and_then(|(_, infos)| infos.iter().find(|info| info.number == totals.port.port));
+        let info = info.cloned();
+        (totals, info)
+    });
+    let ports = ports.collect();
+    prometheus::text(&Scrape { ports, seconds: reading.at.elapsed().as_secs_f64() })
+}
+
+struct Response {
+    status: &'static str,
+    content_type: &'static str,
+    length: usize,
+    body: Option<Arc<str>>,
+}
+
+impl Response {
+    /// Without a body for HEAD, which is told its length all the same.
+    fn ok(text: Arc<str>, body: bool) -> Self {
+        let length = text.len();
+        Self { status: "200 OK", content_type: prometheus::CONTENT_TYPE, length, body: body.then_some(text) }
+    }
+
+    fn refused(status: &'static str, why: &str) -> Self {
+        Self { status, content_type: "text/plain; charset=utf-8", length: why.len(), body: Some(why.into()) }
+    }
+
+    fn text(&self) -> String {
+        let Self { status, content_type, length, body } = self;
+        let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n{allow}Connection: close\r\n\r\n{}",
+            body.as_deref().unwrap_or_default()
+        )
+    }
+}

@@ -1,0 +1,141 @@
+//! K10: a rail that was left out at the start comes as soon as its device can be had again, at whichever end it was missing, and
+//! carries its part. Until then the others carry everything, and both ends say why it is not there.
+
+use std::time::Duration;
+
+use landfall::device::{Device, Profile, SoftConfig};
+use landfall::kv::{KvChannel, KvConfig, RailState};
+
+use crate::common::{On, on_soft_profiles, until};
+use crate::rails::{End, Pair, pages, quick, up};
+
+on_soft_profiles!(
+    k10_a_rail_left_out_at_the_start_comes_when_its_device_can_be_had,
+    k10_a_rail_left_out_at_the_start_is_named_until_it_comes,
+    k10_a_rail_whose_link_is_down_at_the_start_comes_when_it_is_up,
+);
+
+/// What a device has at most once: a completion queue or a queue pair that cannot be created.
+type Fault = fn(SoftConfig) -> SoftConfig;
+
+/// Three devices, of which the one at `place` has a fault.
+fn three(on: On, place: usize, fault: Option<Fault>) -> Vec<Device> {
+    let soft = || on.soft().unwrap().seed(7);
+    let device =
+        |n| Device::soft(if n == place { fault.map_or(soft(), |fault| fault(soft())) } else { soft() });
+    (0..3).map(|n| device(n).unwrap()).collect()
+}
+
+async fn pair(on: On, place: usize, faults: [Option<Fault>; 2], config: KvConfig) -> Pair {
+    let near = End::new(three(on, place, faults[0]), pages(on), config.clone()).await;
+    let far = End::new(three(on, place, faults[1]), pages(on), config).await;
+    Pair::new(on, near, far).await
+}
+
+async fn k10_a_rail_left_out_at_the_start_comes_when_its_device_can_be_had(on: On) {
+    let (cq, qp): (Fault, Fault) = (|soft| soft.fail_cq(1), |soft| soft.fail_qp(1));
+    // The second is had once, for nothing; then not; then again.
+    let later: Fault = |soft| soft.fail_qp(2);
+    // The handshake by a connection manager is over the first device, and needs a completion queue of it.
+    let first = usize::from(!on.caps().oob);
+    let cases = [
+        (first, [Some(cq), None]),
+        (1, [None, Some(cq)]),
+        (2, [Some(qp), None]),
+        (1, [None, Some(qp)]),
+        (1, [Some(cq), Some(qp)]),
+        (2, [Some(cq), Some(later)]),
+    ];
+    for (place, faults) in cases {
+        let pair = pair(on, place, faults, quick()).await;
+        let has_all = |channel: &KvChannel| up(&channel.path()) == 3;
+        until("it comes", || has_all(&pair.sender) && has_all(&pair.receiver)).await;
+        pair.stream_more().await;
+        for path in [pair.sender.path(), pair.receiver.path()] {
+            let (rail, others) = (&path.rails[place], path.rails.iter().filter(|rail| rail.returns == 0));
+            assert_eq!((rail.failures, rail.returns, others.count()), (0, 1, 2), "{path}");
+            assert!(path.warnings.is_empty() && path.transport == on.transport(), "{path}");
+        }
+        let path = pair.sender.path();
+        assert!(path.rails.iter().all(|rail| rail.bytes_written > 0), "{path}");
+        // In the other direction, too, and down and back as any other.
+        pair.receiver.send_message(vec![7; 100_000]).await.unwrap();
+        assert_eq!(pair.sender.recv_message().await.unwrap(), vec![7; 100_000]);
+        let link = pair.far.link(place);
+        link.cut();
+        pair.stream_more().await;
+        until("it is down", || !has_all(&pair.sender) && !has_all(&pair.receiver)).await;
+        link.mend();
+        until("it is back", || has_all(&pair.sender) && has_all(&pair.receiver)).await;
+        let before = pair.sender.path().rails[place].bytes_written;
+        pair.stream_more().await;
+        let rail = &pair.sender.path().rails[place];
+        assert!(rail.bytes_written > before && (rail.failures, rail.returns) == (1, 2), "{rail}");
+        pair.sender.close().await.unwrap();
+        assert!(pair.receiver.closed().await.is_graceful());
+        let free = (pair.near.endpoint.pool().free_blocks(), pair.far.endpoint.pool().free_blocks());
+        assert_eq!(free, (32, 32));
+    }
+}
+
+async fn k10_a_rail_left_out_at_the_start_is_named_until_it_comes(on: On) {
+    let cq: Fault = |soft| soft.fail_cq(1);
+    for (near_fails, faults) in [(true, [Some(cq), None]), (false, [None, Some(cq)])] {
+        // Nobody looks for it while this test runs.
+        let hours = Duration::from_secs(36_000);
+        let pair = pair(on, 1, faults, quick().rail_probe(hours, hours)).await;
+        pair.stream(2, |_| {}).await;
+        for (channel, fails) in [(&pair.sender, near_fails), (&pair.receiver, !near_fails)] {
+            let path = channel.path();
+            assert_eq!((path.rails.len(), up(&path), path.warnings.len()), (3, 2, 1), "{path}");
+            let about = if fails { "completion queue" } else { "the peer could not set up its device" };
+            let RailState::Down { cause, attempt: None, .. } = &path.rails[1].state else { panic!("{path}") };
+            assert!(cause.contains(about) && path.warnings[0].to_string().contains(about), "{path}");
+            assert!(path.rails[1].bytes_written == 0 && path.transport == on.transport(), "{path}");
+        }
+        // It is no reason to stay.
+        pair.sender.close().await.unwrap();
+        assert!(pair.receiver.closed().await.is_graceful());
+    }
+}
+
+async fn k10_a_rail_whose_link_is_down_at_the_start_comes_when_it_is_up(on: On) {
+    for near_is_cut in [true, false] {
+        let near = End::new(three(on, 1, None), pages(on), quick()).await;
+        let far = End::new(three(on, 1, None), pages(on), quick()).await;
+        let link = if near_is_cut { near.link(1) } else { far.link(1) };
+        link.cut();
+        let pair = Pair::new(on, near, far).await;
+        pair.stream(2, |_| {}).await;
+        let count = |n| up(&pair.sender.path()) == n && up(&pair.receiver.path()) == n;
+        until("both know that it is not there", || count(2)).await;
+        link.mend();
+        until("it comes", || count(3)).await;
+        pair.stream_more().await;
+        for path in [pair.sender.path(), pair.receiver.path()] {
+            assert!(path.rails[1].returns > 0 && path.warnings.is_empty(), "{path}");
+        }
+        let path = pair.sender.path();
+        assert!(path.rails.iter().all(|rail| rail.bytes_written > 0), "{path}");
+        pair.sender.close().await.unwrap();
+    }
+}
+
+/// The one of two rails that is left does not wait for the other: when it fails, the channel ends.
+#[tokio::test]
+async fn k10_a_rail_that_is_not_there_yet_does_not_keep_a_channel_alive() {
+    let on = On::Soft(Profile::Default);
+    let hours = Duration::from_secs(36_000);
+    let soft = || on.soft().unwrap();
+    let near = vec![Device::soft(soft().fail_cq(1)).unwrap(), Device::soft(soft()).unwrap()];
+    let far = vec![Device::soft(soft()).unwrap(), Device::soft(soft()).unwrap()];
+    let near = End::new(near, pages(on), quick().rail_probe(hours, hours)).await;
+    let far = End::new(far, pages(on), quick()).await;
+    let pair = Pair::new(on, near, far).await;
+    pair.stream_more().await;
+    pair.far.link(1).cut();
+    for channel in [&pair.sender, &pair.receiver] {
+        let closed = channel.closed().await;
+        assert!(!closed.is_graceful(), "{closed}");
+    }
+}
