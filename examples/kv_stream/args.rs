@@ -8,6 +8,7 @@ use std::time::Duration;
 use landfall::kv::{GpuPath, UnknownGpuPath};
 use serde::{Deserialize, Serialize};
 
+use crate::admission::{AdmissionArgs, admission_usage};
 use crate::common::device::{DeviceArgs, device_usage, number};
 
 pub(crate) const USAGE: &str = concat!(
@@ -22,6 +23,7 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
 
 ",
     device_usage!(),
+    admission_usage!(),
     "\
   --memory WHERE         where blocks are, on both sides: host, or cuda[:N] for a GPU (feature cuda)  [host]
   --gpu-path WAY         how they have to travel from a GPU: any, ipc, staged, gpudirect; one that is not possible is an error
@@ -113,6 +115,7 @@ pub(crate) struct Args {
     pub(crate) device: DeviceArgs,
     pub(crate) memory: Where,
     pub(crate) gpu_path: GpuPath,
+    pub(crate) admission: AdmissionArgs,
     /// 0: as many as devices are named.
     pub(crate) rails: usize,
     pub(crate) strict_rails: bool,
@@ -144,6 +147,7 @@ impl Default for Args {
             device: DeviceArgs::default(),
             memory: Where::Host,
             gpu_path: GpuPath::Any,
+            admission: AdmissionArgs::default(),
             rails: 0,
             strict_rails: false,
             qps: 1,
@@ -196,6 +200,12 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         if a.device.take(&flag, &mut value)? {
             continue;
         }
+        if a.admission.take(&flag, &mut value)? {
+            if flag == "--insecure" && inline.is_some() {
+                return Err(format!("{flag} takes no value"));
+            }
+            continue;
+        }
         match flag.as_str() {
             "--help" | "-h" => return Ok(None),
             "--listen" | "--connect" if a.side != Side::Alone => {
@@ -242,6 +252,7 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
     if a.gpu_path != GpuPath::Any && a.memory == Where::Host {
         return Err(format!("--gpu-path {}: blocks in host memory take none; add --memory cuda", a.gpu_path));
     }
+    a.admission.check()?;
     if a.read.is_some() && a.file.is_some() {
         return Err("--read and --file: a file is pushed; leave one of them out".to_owned());
     }

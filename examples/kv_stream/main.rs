@@ -4,6 +4,7 @@
 //! the child is the decode side, which grants blocks, receives and verifies. With `--read` the decode side pulls instead. See
 //! `--help`.
 
+mod admission;
 mod args;
 #[path = "../common/mod.rs"]
 mod common;
@@ -111,7 +112,8 @@ async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> 
         .spin(args.spin)
         .require_rdma(args.device.is_verbs())
         .gpu_path(args.gpu_path)
-        .bootstrap(args.device.bootstrap);
+        .bootstrap(args.device.bootstrap)
+        .admission(args.admission.admission()?);
     Ok(KvEndpoint::new(pool, config)?)
 }
 
@@ -167,5 +169,6 @@ fn peer_args(args: &Args) -> Vec<String> {
         line.push("--strict-rails".to_owned());
     }
     line.extend(args.device.peer());
+    line.extend(args.admission.peer());
     line
 }

@@ -12,8 +12,8 @@
 //!   driver.rs    the calls, real or recorded            sys.rs     their declarations      fake.rs  the recording
 //! ```
 //!
-//! [`Memory::cuda`](crate::memory::Memory::cuda) allocates device memory to register, and
-//! [`Memory::from_cuda`](crate::memory::Memory::from_cuda) takes the program's own. See [the guide](crate::guide::gpu).
+//! `Memory::cuda` allocates device memory to register, and `Memory::from_cuda` takes the program's own: see
+//! [the guide](crate::guide::gpu).
 
 #[cfg(not(feature = "cuda"))]
 mod absent;

@@ -12,7 +12,7 @@ pub(super) fn check(host: &Host<'_>, device: &HostDevice, port: u8) -> Check {
     let check = match state.value().map(word) {
         Some("ACTIVE" | "ACTIVE_DEFER") => {
             // The code of a lane's speed times lanes, which devices in software and in clouds make up.
-            let rate = rate.value().map_or(String::new(), |rate| format!(", {rate} in name"));
+            let rate = rate.value().map_or(String::new(), |rate| format!(", nominally {rate}"));
             Check::ok(NAME, format!("it is active{rate}"))
         }
         Some(other) => {

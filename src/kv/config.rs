@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use super::bootstrap::Bootstrap;
 use super::gpu_path::GpuPath;
+use super::limits::PeerLimits;
 use super::proto::DAY;
+use crate::connect::Admission;
 use crate::device::Capabilities;
 use crate::error::DeviceError;
 
@@ -36,6 +38,8 @@ pub struct KvConfig {
     pub(crate) require_shared_memory: bool,
     pub(crate) gpu_path: GpuPath,
     pub(crate) bootstrap: Bootstrap,
+    pub(crate) admission: Admission,
+    pub(crate) limits: PeerLimits,
     pub(crate) strict_rails: bool,
     pub(crate) rail_probe: (Duration, Duration),
 }
@@ -60,6 +64,8 @@ impl Default for KvConfig {
             require_shared_memory: false,
             gpu_path: GpuPath::Any,
             bootstrap: Bootstrap::Auto,
+            admission: Admission::Local,
+            limits: PeerLimits::default(),
             strict_rails: false,
             rail_probe: (Duration::from_millis(100), Duration::from_secs(10)),
         }
@@ -156,6 +162,19 @@ impl KvConfig {
         self
     }
 
+    /// Who may connect, and how this side shows a listener that it may. Both sides are configured alike. Default
+    /// [`Admission::Local`]: anybody, but a listener takes loopback addresses only.
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
+    }
+
+    /// What one peer may have of this endpoint, and how often it may come. Default: no limits of its own.
+    pub fn limits(mut self, limits: PeerLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
     /// Whether every rail has to be there: then one that cannot be had is an error of connecting, and one that fails ends the
     /// channel. Otherwise the channel goes on with the rails that are left, and [`PathReport`](super::PathReport) names the
     /// others. Each side has its own. Default off. See [rails](crate::guide::rails).
@@ -182,6 +201,9 @@ impl KvConfig {
         if self.rail_probe.0 < Duration::from_millis(1) || self.rail_probe.1 < self.rail_probe.0 {
             let got = format!("{:?} and {:?}", self.rail_probe.0, self.rail_probe.1);
             return bad("KvConfig::rail_probe", got, "at least a millisecond, and then at least as long");
+        }
+        if self.limits.connects == Some(0) {
+            return bad("PeerLimits::connects_per_second", "0".to_owned(), "at least 1");
         }
         if self.max_write < 4096 {
             return bad("KvConfig::max_write", self.max_write.to_string(), "at least 4096 bytes");

@@ -13,6 +13,7 @@ use super::driver::{KvDriver, OnEnd, Parts, RailHalf, RailParts};
 use super::endpoint::Shared;
 use super::join::{Joined, Rails};
 use super::layout::{Dtype, Layout};
+use super::pass::Pass;
 use super::path_rails::RailWarning;
 use super::pool::{PoolDevice, Registered};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
@@ -363,7 +364,7 @@ pub(super) fn protocol(
 pub(super) fn driver(
     shared: &Arc<Shared>,
     rails: Vec<Joined>,
-    peer: &Hello,
+    (peer, pass): (&Hello, Pass),
     (proto, peer_pool): (proto::Config, PeerPool),
     ledger: Ledger,
     (client, managed): (bool, bool),
@@ -404,6 +405,7 @@ pub(super) fn driver(
         },
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
+        pass,
         peer_name: peer.name.clone(),
         client,
         on_end,

@@ -30,6 +30,12 @@ fn the_manifests_arguments_are_understood() {
     let ended = output(&watch);
     assert_eq!(ended.status.code(), Some(1), "{}", stderr(&ended));
     assert!(stderr(&ended).contains("\"none\""), "{}", stderr(&ended));
+    // Here is no such device.
+    let serve: Vec<String> =
+        lists[2].iter().map(|word| word.replace("$(POD_IP):7471", "127.0.0.1:0")).collect();
+    let ended = output(&serve.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(ended.status.code(), Some(1), "{}", stderr(&ended));
+    assert!(stderr(&ended).contains("erdma_0"), "{}", stderr(&ended));
 }
 
 #[test]

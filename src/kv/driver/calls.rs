@@ -10,6 +10,7 @@ use super::{Granted, KvDriver};
 use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
+use crate::kv::channel::GrantRefusal;
 use crate::kv::grant::{Binding, Grant, GrantKind};
 use crate::kv::lock;
 use crate::kv::parts::Held;
@@ -117,17 +118,21 @@ impl KvDriver {
         });
     }
 
-    pub(in crate::kv) fn grant(&self, blocks: Blocks) -> Result<Grant, (ChannelClosed, Blocks)> {
+    pub(in crate::kv) fn grant(&self, blocks: Blocks) -> Result<Grant, (GrantRefusal, Blocks)> {
+        let bytes = self.bytes_of(&blocks);
         self.locked(|inner, _| {
+            if let Err(why) = inner.may_hold(&self.config.limits, 1, bytes) {
+                return Err((why, blocks));
+            }
             let closed = inner.closed();
             match (&mut inner.conn, closed) {
                 (Some(conn), None) => {
-                    let id = conn.issue_grant(self.bytes_of(&blocks));
+                    let id = conn.issue_grant(bytes);
                     let grant = self.grant_of(id, &blocks);
-                    inner.grants.insert(id, Granted { blocks: Held::Whole(blocks), aborted: false });
+                    inner.grants.insert(id, Granted { blocks: Held::Whole(blocks), bytes, aborted: false });
                     Ok(grant)
                 }
-                (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
+                (_, closed) => Err((closed.unwrap_or_else(ended_unknown).into(), blocks)),
             }
         })
     }

@@ -65,11 +65,15 @@ impl KvDriver {
     /// Tries to bring a rail back until it is, or the channel ends.
     pub(super) fn probe(self: &Arc<Self>, rail: usize) {
         let (driver, (first, most)) = (Arc::downgrade(self), self.config.rail_probe);
+        let port_up = lock(&self.inner).rails[rail].port_up.clone();
         self.runtime.spawn(async move {
             let mut wait = first;
             loop {
-                tokio::time::sleep(wait).await;
-                wait = wait.saturating_mul(2).min(most);
+                wait = match tokio::time::timeout(wait, port_up.notified()).await {
+                    // At once, and then as from the beginning.
+                    Ok(()) => first,
+                    Err(_) => wait.saturating_mul(2).min(most),
+                };
                 let Some(driver) = driver.upgrade() else { return };
                 match driver.bring_back(rail).await {
                     Err(End::Failed(reason)) => {
@@ -106,8 +110,8 @@ impl KvDriver {
         match manager {
             None => attempt.pairs = connect(self, attempt.pairs, link, qps).await?,
             Some(at) => {
-                let epochs = (self.local_epoch, self.peer_epoch);
-                ask(&device, &mut attempt.pairs, &link, epochs, at, attempt.deadline).await?;
+                let pass = self.pass.of(rail, number);
+                ask(&device, &mut attempt.pairs, &link, &pass, at, attempt.deadline).await?;
             }
         }
         self.install(&mut attempt, false)?;
@@ -136,8 +140,8 @@ impl KvDriver {
             let entrance = Entrance::on(&device).await?;
             let manager = Some(entrance.address());
             self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager })?;
-            let epochs = (self.local_epoch, self.peer_epoch);
-            entrance.admit(&mut attempt.pairs, &link, epochs, attempt.deadline).await?;
+            let pass = self.pass.of(rail, number);
+            entrance.admit(&mut attempt.pairs, &link, &pass, attempt.deadline).await?;
         } else {
             attempt.pairs = connect(self, attempt.pairs, link, qps).await?;
             self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager: None })?;

@@ -52,6 +52,7 @@ use crate::kv::config::KvConfig;
 use crate::kv::layout::Layout;
 use crate::kv::lock;
 use crate::kv::parts::Held;
+use crate::kv::pass::Pass;
 use crate::kv::path::{QpReport, RailFate};
 use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
@@ -97,6 +98,7 @@ pub(crate) struct KvDriver {
     reading: Facts,
     local_epoch: u64,
     peer_epoch: u64,
+    pass: Pass,
     runtime: Handle,
     /// One a rail.
     tasks: Vec<OnceLock<DriverHandle>>,
@@ -169,6 +171,8 @@ enum State {
 /// Blocks that were granted.
 struct Granted {
     blocks: Held,
+    /// Of the layers that it is for.
+    bytes: u64,
     /// Their arrival has ended; they are in quarantine.
     aborted: bool,
 }
@@ -236,6 +240,7 @@ pub(crate) struct Parts {
     pub(crate) reading: Facts,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
+    pub(in crate::kv) pass: Pass,
     pub(crate) peer_name: String,
     /// This side has connected the channel.
     pub(crate) client: bool,
@@ -312,6 +317,7 @@ impl KvDriver {
                 reading: parts.reading,
                 local_epoch: parts.local_epoch,
                 peer_epoch: parts.peer_epoch,
+                pass: parts.pass,
                 runtime,
                 tasks,
                 on_end: Mutex::new(Some(parts.on_end)),
@@ -324,6 +330,7 @@ impl KvDriver {
             (0..inner.rails.len()).filter(|&rail| inner.rails[rail].cq.is_some()).collect()
         };
         there.into_iter().for_each(|rail| this.enrol(rail));
+        this.watch_ports();
         this
     }
 

@@ -15,6 +15,8 @@
 //! number (MSN) counts the requests of one direction from 0. Acknowledgements are of executed messages: RC's are
 //! cumulative, in every header; without order they travel as descriptors, 64 messages each.
 
+use subtle::ConstantTimeEq;
+
 use super::shm::MAX_REFERENCES;
 use super::tuning::{FRAME_BYTES, MAX_DESCS};
 use crate::provider::WcStatus;
@@ -47,6 +49,12 @@ impl Preamble {
 
     pub(super) fn decode(b: &[u8; PREAMBLE]) -> Option<Self> {
         (b[..8] == *MAGIC).then(|| Self { target: u32_at(b, 8), own: u32_at(b, 12), key: u64_at(b, 16) })
+    }
+
+    /// Whether `said` is what the peer has to show. In the same time, whichever bit differs: a stranger learns nothing of the key.
+    pub(super) fn admits(&self, said: &Self) -> bool {
+        let is = |a: u32, b: u32| a.ct_eq(&b);
+        (is(self.target, said.target) & is(self.own, said.own) & self.key.ct_eq(&said.key)).into()
     }
 }
 

@@ -300,7 +300,7 @@ impl QpInner {
                     let Some(bytes) = self.rx.staged().first_chunk::<PREAMBLE>() else {
                         return Ok(Flow::Hungry);
                     };
-                    if Preamble::decode(bytes) != Some(expected) {
+                    if !Preamble::decode(bytes).is_some_and(|said| expected.admits(&said)) {
                         return Err(Stop::Nonsense);
                     }
                     self.rx.start += PREAMBLE;
