@@ -79,6 +79,7 @@
 //! # Features
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//! - `cuda`: memory of GPUs, see [`guide::gpu`]. The CUDA driver is loaded when it is asked for.
 //! - `cli`: the program `landfall`, which looks at a host and measures it; [`guide::operating`] and [`guide::measuring`] say how.
 //! - `tls`: admission by certificates ([`guide::admission`]). It needs a C compiler to build.
 //! - `metrics`: numbers of all channels through the facade `metrics`; the application chooses the exporter.
@@ -89,6 +90,7 @@
 
 pub mod connect;
 pub mod counters;
+pub mod cuda;
 pub mod device;
 pub mod doctor;
 pub mod error;

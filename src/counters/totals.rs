@@ -110,11 +110,13 @@ fn is_counter(name: &str) -> bool {
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Whether a counter of this name counts something that went wrong: lost, repeated or refused packets, and what the link had.
+/// Whether a counter of this name counts something that went wrong: lost, repeated or refused packets, and what the
+/// link had.
 ///
-/// The names are the kernel's: core/sysfs.c (`port_pma_attr`), hw/mlx5/counters.c, hw/erdma/erdma_verbs.c, hw/efa/efa_verbs.c,
-/// hw/irdma/verbs.c, hw/bnxt_re/hw_counters.c and sw/rxe/rxe_hw_counters.c, below drivers/infiniband. Waiting for credits
-/// (`port_xmit_wait`) and marks of congestion (`rp_cnp_handled`) are no errors.
+/// The names are the kernel's: core/sysfs.c (`port_pma_attr`), hw/mlx5/counters.c, hw/erdma/erdma_verbs.c,
+/// hw/efa/efa_verbs.c, hw/irdma/verbs.c, hw/bnxt_re/hw_counters.c and sw/rxe/rxe_hw_counters.c, below
+/// drivers/infiniband. Waiting for credits (`port_xmit_wait`) and marks of congestion (`rp_cnp_handled`) are no
+/// errors.
 pub fn is_error(name: &str) -> bool {
     const WORDS: [&str; 16] = [
         "err",

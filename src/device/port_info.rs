@@ -32,7 +32,8 @@ pub struct PortInfo {
     pub physical_state: Option<String>,
     /// `InfiniBand`, `Ethernet`, or `Unspecified`.
     pub link_layer: Option<String>,
-    /// The code of speed and lanes, as `100 Gb/sec (4X EDR)`. Devices in software and in clouds make it up: it is no limit.
+    /// The code of speed and lanes, as `100 Gb/sec (4X EDR)`. Devices in software and in clouds make it up: it is no
+    /// limit.
     pub rate: Option<String>,
     /// Its table of GIDs, without the unused entries.
     pub gids: Vec<GidInfo>,
@@ -55,7 +56,8 @@ pub struct GidInfo {
 }
 
 impl PortInfo {
-    /// The ports of a device, ascending. None where there is no such device. Blocks for as long as the file system takes.
+    /// The ports of a device, ascending. None where there is no such device. Blocks for as long as the file system
+    /// takes.
     pub fn read(sysfs: &Sysfs, device: &str) -> Vec<Self> {
         let ports = sysfs.ports().into_iter().filter(|port| port.device == device && port.port > 0);
         ports.map(|port| Self::of(&directory(sysfs, device, port.port), sysfs, device, port.port)).collect()

@@ -1,8 +1,8 @@
 //! The clock: whether reading it is cheap. landfall compares no clocks of two hosts, so that they need not agree.
 //!
-//! With `tsc`, `kvm-clock`, Hyper-V's page and ARM's counter a reading stays in the process (vdso(7)); with `hpet` and `acpi_pm`
-//! each is a system call that reads a device, and that is in every latency.
-//! `current_clocksource` is that of the kernel's kernel/time/clocksource.c.
+//! With `tsc`, `kvm-clock`, Hyper-V's page and ARM's counter a reading stays in the process (vdso(7)); with `hpet`
+//! and `acpi_pm` each is a system call that reads a device, and that is in every latency. `current_clocksource` is
+//! that of the kernel's kernel/time/clocksource.c.
 
 use super::host::Host;
 use super::report::Check;
@@ -20,7 +20,8 @@ pub(super) fn check(host: &Host<'_>) -> Check {
         Some(name) => Check::warning(
             NAME,
             format!("each reading of the clock is a system call ({name}), and latencies have it in them"),
-            "let the kernel use the processor's counter: `clocksource=tsc` on its command line, if dmesg does not say that it is unstable",
+            "let the kernel use the processor's counter: `clocksource=tsc` on its command line, if dmesg does \
+            not say that it is unstable",
         ),
         None => Check::unknown(NAME, "the kernel's clock source cannot be read"),
     };

@@ -1,8 +1,8 @@
 //! Whether a port's counters can be read, without which nothing but the library itself says which path bytes took.
 //!
-//! The kernel shows `counters` and `hw_counters` of a device in the network namespace that it belongs to, and not in others
-//! that share it (drivers/infiniband/core/sysfs.c, `setup_port`: `is_full_dev`). So a container with a network of its own sees the
-//! port and none of its counts.
+//! The kernel shows `counters` and `hw_counters` of a device in the network namespace that it belongs to, and not in
+//! others that share it (drivers/infiniband/core/sysfs.c, `setup_port`: `is_full_dev`). So a container with a network
+//! of its own sees the port and none of its counts.
 
 use super::host::{Host, HostDevice, SIW};
 use super::report::{Check, Evidence};

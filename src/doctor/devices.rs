@@ -1,8 +1,8 @@
 //! Which RDMA devices there are, and adapters that should be one.
 //!
 //! PCI functions are told by their vendor and device (`Documentation/ABI/testing/sysfs-bus-pci`): eRDMA is 1ded:107f
-//! (drivers/infiniband/hw/erdma/erdma_hw.h), EFA 1d0f:efa0 and on (hw/efa/efa_main.c). Others cannot be told from network
-//! cards without RDMA.
+//! (drivers/infiniband/hw/erdma/erdma_hw.h), EFA 1d0f:efa0 and on (hw/efa/efa_main.c). Others cannot be told from
+//! network cards without RDMA.
 
 use super::host::Host;
 use super::report::{Check, Evidence};

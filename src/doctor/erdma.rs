@@ -1,9 +1,9 @@
 //! eRDMA's mode: whether queue pairs can be connected out of band, or by RDMA_CM only.
 //!
-//! The module's parameter `compat_mode` decides when it is loaded: in standard mode (N) a queue pair that is moved to RTS by
-//! hand is refused; in compat mode (Y) both ways work, and the driver holds 16 TCP ports (see `erdma_ports`). It is a parameter
-//! of the vendor's module, set as `options erdma compat_mode=Y` in /etc/modprobe.d (Alibaba Cloud's guides for eRDMA, and
-//! AliyunContainerService/alibabacloud-erdma-controller, internal/drivers/compat.go).
+//! The module's parameter `compat_mode` decides when it is loaded: in standard mode (N) a queue pair that is moved to
+//! RTS by hand is refused; in compat mode (Y) both ways work, and the driver holds 16 TCP ports (see `erdma_ports`).
+//! It is a parameter of the vendor's module, set as `options erdma compat_mode=Y` in /etc/modprobe.d (Alibaba Cloud's
+//! guides for eRDMA, and AliyunContainerService/alibabacloud-erdma-controller, internal/drivers/compat.go).
 
 use super::host::Host;
 use super::report::Check;
@@ -12,7 +12,8 @@ const NAME: &str = "erdma_mode";
 /// Below the root.
 pub(super) const COMPAT_MODE: &str = "sys/module/erdma/parameters/compat_mode";
 
-const FIX: &str = "`echo 'options erdma compat_mode=Y' >> /etc/modprobe.d/erdma.conf`, then `rmmod erdma && modprobe erdma \
+const FIX: &str = "`echo 'options erdma compat_mode=Y' >> /etc/modprobe.d/erdma.conf`, then `rmmod erdma && \
+    modprobe erdma \
     compat_mode=Y`, on each host; or connect by RDMA_CM (`Bootstrap::Auto` does by itself)";
 
 pub(super) fn check(host: &Host<'_>) -> Option<Check> {
@@ -26,7 +27,8 @@ pub(super) fn check(host: &Host<'_>) -> Option<Check> {
         }
         Some("N" | "0") if host.asked.out_of_band => Check::failure(
             NAME,
-            "standard mode: only RDMA_CM connects queue pairs, and an out-of-band bootstrap fails as it moves one to RTS",
+            "standard mode: only RDMA_CM connects queue pairs, and an out-of-band bootstrap fails as it moves \
+            one to RTS",
             FIX,
         ),
         Some("N" | "0") => Check::warning(

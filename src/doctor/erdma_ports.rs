@@ -1,8 +1,8 @@
 //! The TCP ports that eRDMA's driver needs in compat mode, 30608 to 30623: whether a process has taken some.
 //!
 //! `/proc/net/tcp` and `tcp6` list sockets (`Documentation/networking/proc_net_tcp.rst`): the local address as
-//! `ADDRESS:PORT` in hexadecimal, the state (`0A` is listening), and the inode. The process that has it is the one with a descriptor
-//! that links to `socket:[INODE]`. The driver's own sockets belong to no process.
+//! `ADDRESS:PORT` in hexadecimal, the state (`0A` is listening), and the inode. The process that has it is the one
+//! with a descriptor that links to `socket:[INODE]`. The driver's own sockets belong to no process.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -133,11 +133,13 @@ mod tests {
 
     #[test]
     fn listening_sockets_are_read_as_the_kernel_prints_them() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n   \
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout \
+        inode\n   \
             0: 0100007F:7790 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 129617 1 0 100 0 0 10 0\n   \
             1: 0100007F:7791 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  0 0 129618 1 0 100 0 0 10 0\n   \
             2: 0100007F:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 129619 1 0 100 0 0 10 0\n   \
-            3: 00000000000000000000000000000000:779F 00000000000000000000000000000000:0000 0A 0:0 00:0 0  0 0 129620 1\n   \
+            3: 00000000000000000000000000000000:779F 00000000000000000000000000000000:0000 0A 0:0 00:0 0  0 0 \
+            129620 1\n   \
             4: nonsense\n";
         // Not what is connected, nor other ports.
         assert_eq!(listening(table), [(129617, 30608), (129620, 30623)]);

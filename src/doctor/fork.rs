@@ -1,8 +1,8 @@
 //! Whether a process may fork while memory is registered.
 //!
-//! From Linux 5.12 on a child gets copies of pinned pages at once, so that the device's pages stay the parent's (mm/memory.c,
-//! `copy_present_page`; rdma-core's `ibv_is_fork_initialized` says `IBV_FORK_UNNEEDED` there). Before, `ibv_fork_init` keeps them
-//! out of the child.
+//! From Linux 5.12 on a child gets copies of pinned pages at once, so that the device's pages stay the parent's
+//! (mm/memory.c, `copy_present_page`; rdma-core's `ibv_is_fork_initialized` says `IBV_FORK_UNNEEDED` there). Before,
+//! `ibv_fork_init` keeps them out of the child.
 
 use super::host::Host;
 use super::report::Check;

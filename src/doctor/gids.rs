@@ -22,7 +22,8 @@ pub(super) fn check(host: &Host<'_>, device: &HostDevice, port: u8) -> Check {
         Err(_) => Check::failure(
             NAME,
             "the port has no usable GID: nothing can be addressed",
-            "give its network interface an address and bring it up (RoCE makes a GID of each); on InfiniBand, check the subnet manager",
+            "give its network interface an address and bring it up (RoCE makes a GID of each); on InfiniBand, \
+            check the subnet manager",
         ),
         Ok(entry) if device.fabric == Fabric::Roce && entry.kind == GidType::RoceV1 => Check::warning(
             NAME,

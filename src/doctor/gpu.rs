@@ -1,8 +1,9 @@
 //! GPUDirect: whether a device can read and write the memory of an NVIDIA GPU by itself.
 //!
-//! Two ways (NVIDIA, "GPUDirect RDMA", and the GPU Operator's guide): the module `nvidia_peermem` (`nv_peer_mem` once), which
-//! needs the peer-memory interface of an ib_core with it; or dmabuf, from Linux 5.12 on with NVIDIA's open kernel modules, for
-//! drivers of devices that take it. `/proc/driver/nvidia/version` says whose modules they are.
+//! Two ways (NVIDIA, "GPUDirect RDMA", and the GPU Operator's guide): the module `nvidia_peermem` (`nv_peer_mem`
+//! once), which needs the peer-memory interface of an ib_core with it; or dmabuf, from Linux 5.12 on with NVIDIA's
+//! open kernel modules, for drivers of devices that take it. `/proc/driver/nvidia/version` says whose modules they
+//! are.
 
 use super::fork::release;
 use super::host::Host;
@@ -11,7 +12,8 @@ use super::report::{Check, Evidence};
 const NAME: &str = "gpu";
 const VERSION: &str = "proc/driver/nvidia/version";
 const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
-/// Drivers that have `reg_user_mr_dmabuf`: drivers/infiniband/hw/{mlx5/main.c, efa/efa_main.c, irdma/verbs.c, bnxt_re/main.c}.
+/// Drivers that have `reg_user_mr_dmabuf`: drivers/infiniband/hw/{mlx5/main.c, efa/efa_main.c, irdma/verbs.c,
+/// bnxt_re/main.c}.
 const TAKE_DMABUF: [&str; 6] = ["mlx5_core", "efa", "ice", "i40e", "idpf", "bnxt_en"];
 
 /// `None` without a GPU, unless one is wanted.
@@ -55,10 +57,12 @@ pub(super) fn check(host: &Host<'_>) -> Option<Check> {
                 host.asked.gpu,
                 NAME,
                 format!(
-                    "no GPUDirect, GPU memory is staged in host memory: nvidia_peermem is not loaded, and dmabuf cannot be had ({})",
+                    "no GPUDirect, GPU memory is staged in host memory: nvidia_peermem is not loaded, and \
+                    dmabuf cannot be had ({})",
                     missing.join(", ")
                 ),
-                "`modprobe nvidia_peermem` (on eRDMA and others it needs an ib_core with peer memory, as OFED's or the vendor's), or \
+                "`modprobe nvidia_peermem` (on eRDMA and others it needs an ib_core with peer memory, as OFED's \
+                or the vendor's), or \
                  install NVIDIA's open kernel modules for dmabuf",
             )
         }

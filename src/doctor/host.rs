@@ -33,9 +33,9 @@ pub(super) enum Fabric {
     Unknown,
 }
 
-/// The driver of a kernel, the provider that libibverbs has for it, and whether the device is software. The providers are
-/// rdma-core's `providers/*/CMakeLists.txt`; a driver is that of the PCI function, which for some devices is that of the
-/// network card under them.
+/// The driver of a kernel, the provider that libibverbs has for it, and whether the device is software. The providers
+/// are rdma-core's `providers/*/CMakeLists.txt`; a driver is that of the PCI function, which for some devices is that
+/// of the network card under them.
 const PROVIDERS: [(&str, &str); 18] = [
     ("mlx5_core", "mlx5"),
     ("mlx5_core.sf", "mlx5"),
@@ -85,7 +85,8 @@ impl HostDevice {
     fn read(root: &Root, name: String) -> Self {
         let at = |file: &str| format!("sys/class/infiniband/{name}/{file}");
         let driver = root.link_name(&at("device/driver")).or_else(|| {
-            // `node_desc` of sw/rxe/rxe_verbs.c and sw/siw/siw_main.c. It can be written to, and then the name has to do.
+            // `node_desc` of sw/rxe/rxe_verbs.c and sw/siw/siw_main.c. It can be written to, and then the name has to
+            // do.
             let says = root.text(&at("node_desc")).unwrap_or_default();
             let is = |desc: &str, prefix: &str| says.starts_with(desc) || name.starts_with(prefix);
             if root.exists(&at("device/driver")) {

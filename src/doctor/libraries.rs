@@ -1,9 +1,9 @@
 //! libibverbs and librdmacm, and the provider of each device.
 //!
 //! libibverbs reads the names of providers from all files of `/etc/libibverbs.d` (lines `driver NAME`), and loads
-//! `libNAME-rdmavN.so` from its own directory `libibverbs`, or by the loader's path (rdma-core, libibverbs/dynamic_driver.c;
-//! `IBV_CONFIG_DIR` and `VERBS_PROVIDER_DIR` of CMakeLists.txt). A libibverbs that a wheel or a container brings along
-//! without that directory finds no device at all, and says nothing.
+//! `libNAME-rdmavN.so` from its own directory `libibverbs`, or by the loader's path (rdma-core,
+//! libibverbs/dynamic_driver.c; `IBV_CONFIG_DIR` and `VERBS_PROVIDER_DIR` of CMakeLists.txt). A libibverbs that a
+//! wheel or a container brings along without that directory finds no device at all, and says nothing.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,8 @@ const PROVIDER: &str = "provider";
 const CONFIG: &str = "etc/libibverbs.d";
 const IBVERBS: &str = "libibverbs.so.1";
 const RDMACM: &str = "librdmacm.so.1";
-const PACKAGES: &str = "install rdma-core's libraries (Debian and Ubuntu: `apt-get install libibverbs1 librdmacm1 ibverbs-providers`; \
+const PACKAGES: &str = "install rdma-core's libraries (Debian and Ubuntu: `apt-get install libibverbs1 \
+    librdmacm1 ibverbs-providers`; \
     Red Hat: `dnf install libibverbs librdmacm`)";
 
 pub(super) fn check(host: &Host<'_>) -> Vec<Check> {
@@ -41,7 +42,7 @@ fn found(root: &Root, library: &'static str) -> (bool, Evidence) {
     #[cfg(feature = "verbs")]
     if root.is_host() {
         let loaded = crate::provider::verbs::loads(library == RDMACM);
-        let said = loaded.as_ref().map_or_else(ToString::to_string, |()| "loaded".to_owned());
+        let said = loaded.as_ref().map_or_else(ToString::to_string, |()| loaded_from(root, library));
         return (loaded.is_ok(), Evidence::new(format!("dlopen {library}"), said));
     }
     let dirs = directories(root);
@@ -49,6 +50,18 @@ fn found(root: &Root, library: &'static str) -> (bool, Evidence) {
         Some(path) => (true, Evidence::new(path.display().to_string(), "there")),
         None => (false, Evidence::new(library, format!("in none of {}", list(&dirs)))),
     }
+}
+
+/// Which file it is: a wheel or `LD_LIBRARY_PATH` may have brought another one than the system's (proc(5), `maps`).
+#[cfg(feature = "verbs")]
+fn loaded_from(root: &Root, library: &str) -> String {
+    let stem = library.trim_end_matches(".1");
+    let maps = root.text("proc/self/maps").unwrap_or_default();
+    let path = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .find(|path| path.rsplit('/').next().is_some_and(|name| name.starts_with(stem)));
+    path.map_or("loaded".to_owned(), |path| format!("loaded, {path}"))
 }
 
 /// A device's provider: named to libibverbs, and there.
@@ -77,7 +90,8 @@ pub(super) fn provider(host: &Host<'_>, device: &HostDevice) -> Option<Check> {
         None => Evidence::new(format!("lib{name}-rdmav*.so"), format!("in none of {}", list(&dirs))),
     });
     let fix = format!(
-        "install the provider (Debian and Ubuntu: `apt-get install ibverbs-providers`; Red Hat: `dnf install libibverbs`; else \
+        "install the provider (Debian and Ubuntu: `apt-get install ibverbs-providers`; Red Hat: `dnf install \
+        libibverbs`; else \
          the vendor's package); if a program brings its own libibverbs, let it use the system's, which has {config}"
     );
     let check = match (named, library) {
@@ -114,8 +128,8 @@ fn provider_library(dir: &std::path::Path, provider: &str) -> Option<PathBuf> {
     })
 }
 
-/// Where the dynamic loader looks (ld.so(8)): its defaults, those of Debian's multiarch, and what `ld.so.conf` adds. On the host
-/// itself `LD_LIBRARY_PATH` too.
+/// Where the dynamic loader looks (ld.so(8)): its defaults, those of Debian's multiarch, and what `ld.so.conf` adds.
+/// On the host itself `LD_LIBRARY_PATH` too.
 fn directories(root: &Root) -> Vec<PathBuf> {
     let mut dirs = Vec::new();
     if root.is_host() {

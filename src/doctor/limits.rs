@@ -1,10 +1,10 @@
 //! What this process may have: locked memory, and objects of RDMA devices.
 //!
-//! Registered memory is pinned, and counts against `RLIMIT_MEMLOCK` unless the process has `CAP_IPC_LOCK` in the first user
-//! namespace (drivers/infiniband/core/umem.c, `ib_umem_get`: `pinned_vm`, `capable`). Beyond the limit a registration fails
-//! with ENOMEM. The kernel's default is 8 MiB from 5.16 on and 64 KiB before (`MLOCK_LIMIT`). Pinned pages count in the
-//! control group's memory as well, as any others do. Objects of a device are limited by the control group's `rdma.max`
-//! (`Documentation/admin-guide/cgroup-v2.rst`).
+//! Registered memory is pinned, and counts against `RLIMIT_MEMLOCK` unless the process has `CAP_IPC_LOCK` in the
+//! first user namespace (drivers/infiniband/core/umem.c, `ib_umem_get`: `pinned_vm`, `capable`). Beyond the limit a
+//! registration fails with ENOMEM. The kernel's default is 8 MiB from 5.16 on and 64 KiB before (`MLOCK_LIMIT`).
+//! Pinned pages count in the control group's memory as well, as any others do. Objects of a device are limited by the
+//! control group's `rdma.max` (`Documentation/admin-guide/cgroup-v2.rst`).
 
 use super::host::Host;
 use super::report::Check;
@@ -34,8 +34,9 @@ pub(super) fn memlock(host: &Host<'_>) -> Check {
         status.evidence_of(format!("CAP_IPC_LOCK {}", if capability { "yes" } else { "no" })),
     ];
     let matters = !host.devices.is_empty() || host.asked.require_rdma;
-    let fix = "let it be unlimited: `* soft memlock unlimited` and `* hard memlock unlimited` in /etc/security/limits.conf, \
-        `LimitMEMLOCK=infinity` of a systemd unit (containerd's for Kubernetes), `--ulimit memlock=-1` of a container; or give the \
+    let fix = "let it be unlimited: `* soft memlock unlimited` and `* hard memlock unlimited` in \
+        /etc/security/limits.conf, `LimitMEMLOCK=infinity` of a systemd unit (containerd's for Kubernetes), `--ulimit memlock=-1` of a \
+        container; or give the \
         process CAP_IPC_LOCK";
     let check = match limit {
         Some(Limit::Unlimited) => Check::ok(MEMLOCK, "locked memory is not limited"),

@@ -9,12 +9,12 @@
 //! }
 //! ```
 //!
-//! A check says what it found, where it has read that, and what to do about it. `landfall doctor` prints them. Each subject is
-//! a file here:
+//! A check says what it found, where it has read that, and what to do about it. `landfall doctor` prints them. Each
+//! subject is a file here:
 //!
 //! | check | of | fails when |
 //! |---|---|---|
-//! | `devices` | the host | the device asked for is not there, or none is and RDMA is required; an adapter is there whose driver is not |
+//! | `devices` | the host | the one asked for, or one where RDMA is required, is not there; an adapter has no driver |
 //! | `modules` | a device | there is no `ib_uverbs`, or no `rdma_ucm` where only RDMA_CM connects |
 //! | `libraries` | the host | libibverbs, or librdmacm where only RDMA_CM connects, is not there |
 //! | `provider` | a device | libibverbs is not told of the device's provider, or the provider's library is not there |
@@ -35,8 +35,8 @@
 //!
 //! # Another root
 //!
-//! [`Doctor::root`] is where `sys`, `proc`, `etc`, `dev` and the library directories are looked for: in a container that
-//! has its host's below `/host`, and for tests. What only this process can be asked (`opens`) is left out then.
+//! [`Doctor::root`] is where `sys`, `proc`, `etc`, `dev` and the library directories are looked for: in a container
+//! that has its host's below `/host`, and for tests. What only this process can be asked (`opens`) is left out then.
 //!
 //! # Blocking
 //!

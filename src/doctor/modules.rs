@@ -1,7 +1,8 @@
 //! The kernel's modules between a device and a process: `ib_uverbs`, and `rdma_ucm` for RDMA_CM.
 //!
-//! What they make is looked for, not their names: they may be built in. `ib_uverbs` makes a `class/infiniband_verbs/uverbsN`
-//! for each device (drivers/infiniband/core/uverbs_main.c), `rdma_ucm` the `class/misc/rdma_cm` (core/ucma.c).
+//! What they make is looked for, not their names: they may be built in. `ib_uverbs` makes a
+//! `class/infiniband_verbs/uverbsN` for each device (drivers/infiniband/core/uverbs_main.c), `rdma_ucm` the
+//! `class/misc/rdma_cm` (core/ucma.c).
 
 use super::host::{Host, HostDevice};
 use super::report::{Check, Evidence};

@@ -52,7 +52,8 @@ mod live {
 
     fn words(c: &Capabilities) -> String {
         format!(
-            "max_qp_wr {}, max_cqe {}, max_sge {}/{}, inline {} B, max_qp_rd_atom {}, max_mr_size {} B, max_srq {} (none is needed), \
+            "max_qp_wr {}, max_cqe {}, max_sge {}/{}, inline {} B, max_qp_rd_atom {}, max_mr_size {} B, max_srq \
+            {} (none is needed), \
              immediate {}, atomics {}, out of band {}",
             c.max_qp_wr,
             c.max_cqe,

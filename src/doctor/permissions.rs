@@ -1,7 +1,8 @@
 //! Whether this user may open the device files: `/dev/infiniband/uverbsN` of a device, and `rdma_cm`.
 //!
-//! udev makes both world-accessible where rdma-core's rules are installed (rdma-core, kernel-boot/rdma-persistent-naming and
-//! `redhat/rdma.udev-rules`: mode 0666); a container sees what it is given, and its control group of devices decides.
+//! udev makes both world-accessible where rdma-core's rules are installed (rdma-core,
+//! kernel-boot/rdma-persistent-naming and `redhat/rdma.udev-rules`: mode 0666); a container sees what it is given,
+//! and its control group of devices decides.
 
 use std::io;
 
@@ -33,7 +34,8 @@ fn file(host: &Host<'_>, device: &HostDevice, name: &str, matters: bool) -> Chec
             matters,
             NAME,
             format!("{path} is not there"),
-            "in a container, pass it in (`--device /dev/infiniband`; in Kubernetes the device plugin does); on a host, install \
+            "in a container, pass it in (`--device /dev/infiniband`; in Kubernetes the device plugin does); on \
+            a host, install \
              rdma-core, whose udev rules make it",
         ),
         Err(_) => Check::graded(
@@ -41,7 +43,8 @@ fn file(host: &Host<'_>, device: &HostDevice, name: &str, matters: bool) -> Chec
             NAME,
             format!("{path} cannot be opened for reading and writing"),
             format!(
-                "let this user read and write {path} (its mode, its group); in a container, its device rules must allow it too"
+                "let this user read and write {path} (its mode, its group); in a container, its device rules \
+                must allow it too"
             ),
         ),
     };

@@ -22,7 +22,8 @@ pub(super) fn check(host: &Host<'_>, device: &HostDevice, port: u8) -> Check {
                 matters,
                 NAME,
                 format!("it is {other}: it carries no traffic"),
-                "bring its network interface up (`ip link set DEV up`), check the cable and the switch; on InfiniBand, a subnet \
+                "bring its network interface up (`ip link set DEV up`), check the cable and the switch; on \
+                InfiniBand, a subnet \
                  manager has to run",
             )
         }

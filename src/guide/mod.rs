@@ -13,6 +13,7 @@
 //! - [`choosing`]: which transport to take, and how to know that it was taken.
 //! - [`transports`]: devices, profiles and their capabilities.
 //! - [`rails`]: several devices: which are joined, who carries what, what happens when one fails.
+//! - [`gpu`]: pools in memory of GPUs: which way the data goes, when it has landed, what cannot be sent.
 //! - [`deploying`]: hosts, containers and Kubernetes, by kind of device.
 //! - [`troubleshooting`]: by what a program says.
 //! - [`operating`]: the program `landfall`: devices, doctor, watch, the exporter's names.
@@ -59,6 +60,8 @@ pub mod transports {}
 #[doc = include_str!("rails.md")]
 pub mod rails {}
 
+#[doc = include_str!("gpu.md")]
+pub mod gpu {}
 #[doc = include_str!("deploying.md")]
 pub mod deploying {}
 

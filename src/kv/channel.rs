@@ -263,7 +263,8 @@ impl KvChannel {
     /// counters are those of the last [`verify_path`](Self::verify_path).
     pub fn path(&self) -> PathReport {
         let counters = self.inner.check.as_ref().and_then(PathCheck::last);
-        self.inner.facts.report(self.inner.driver.reports(), self.inner.driver.rail_reports(), counters)
+        let driver = &self.inner.driver;
+        self.inner.facts.report(driver.reports(), driver.gpu_traffic(), driver.rail_reports(), counters)
     }
 
     /// As [`path`](Self::path), held against what the device itself has counted since the channel opened: whether it

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::bootstrap::Bootstrap;
+use super::gpu_path::GpuPath;
 use super::limits::PeerLimits;
 use super::proto::DAY;
 use crate::connect::Admission;
@@ -12,6 +13,9 @@ use crate::error::DeviceError;
 pub(crate) use super::proto::MAX_QPS;
 /// Room that a control message has: an abort or a header that counts [`MAX_QPS`] queue pairs fits.
 pub(crate) const CONTROL_BYTES: usize = 1024;
+
+/// Most bytes of one WRITE of memory of a GPU, unless another number was chosen.
+const DEVICE_WRITE: u32 = 64 << 20;
 
 /// Configuration of the channels of a [`KvEndpoint`](super::KvEndpoint). Both ends have their own; what must agree is
 /// settled by the handshake. Values are checked by [`KvEndpoint::new`](super::KvEndpoint::new), which names what is wrong.
@@ -23,6 +27,7 @@ pub struct KvConfig {
     pub(crate) data_credits: u32,
     pub(crate) control_credits: u32,
     pub(crate) max_write: u32,
+    max_write_chosen: bool,
     pub(crate) max_transfers: u16,
     pub(crate) deadline: Duration,
     pub(crate) heartbeat: Duration,
@@ -31,6 +36,7 @@ pub struct KvConfig {
     pub(crate) connect_timeout: Duration,
     pub(crate) require_rdma: bool,
     pub(crate) require_shared_memory: bool,
+    pub(crate) gpu_path: GpuPath,
     pub(crate) bootstrap: Bootstrap,
     pub(crate) admission: Admission,
     pub(crate) limits: PeerLimits,
@@ -47,6 +53,7 @@ impl Default for KvConfig {
             data_credits: 128,
             control_credits: 32,
             max_write: 2 << 20,
+            max_write_chosen: false,
             max_transfers: 256,
             deadline: Duration::from_secs(30),
             heartbeat: Duration::from_secs(1),
@@ -55,6 +62,7 @@ impl Default for KvConfig {
             connect_timeout: Duration::from_secs(10),
             require_rdma: false,
             require_shared_memory: false,
+            gpu_path: GpuPath::Any,
             bootstrap: Bootstrap::Auto,
             admission: Admission::Local,
             limits: PeerLimits::default(),
@@ -111,9 +119,10 @@ impl KvConfig {
         self
     }
 
-    /// Most bytes of one WRITE, at least 4096. The device's `max_msg_size` still holds. Default 2 MiB.
+    /// Most bytes of one WRITE, at least 4096. The device's `max_msg_size` still holds. Default 2 MiB, and 64 MiB for a pool in memory
+    /// of a GPU, which copies that much in the time that a few WRITEs cost.
     pub fn max_write(mut self, bytes: u32) -> Self {
-        self.max_write = bytes;
+        (self.max_write, self.max_write_chosen) = (bytes, true);
         self
     }
 
@@ -136,6 +145,14 @@ impl KvConfig {
     /// (K9). Default off.
     pub fn require_shared_memory(mut self, require: bool) -> Self {
         self.require_shared_memory = require;
+        self
+    }
+
+    /// The path that the pool, memory of a GPU, has to take. One that cannot be taken is an error of
+    /// [`KvEndpoint::new`](super::KvEndpoint::new), before anything is connected. Default [`GpuPath::Any`], which takes what there
+    /// is; [`PathReport::gpu`](super::PathReport::gpu) says what it was.
+    pub fn gpu_path(mut self, path: GpuPath) -> Self {
+        self.gpu_path = path;
         self
     }
 
@@ -237,6 +254,11 @@ impl KvConfig {
             });
         }
         Ok(self)
+    }
+
+    /// [`max_write`](Self::max_write) for a pool that is in memory of a GPU, or not.
+    pub(crate) fn max_write_of(&self, device_memory: bool) -> u32 {
+        if device_memory && !self.max_write_chosen { DEVICE_WRITE } else { self.max_write }
     }
 
     /// Receives posted on each queue pair.

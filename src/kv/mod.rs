@@ -45,6 +45,9 @@ mod driver;
 mod endpoint;
 mod free_runs;
 mod gather;
+mod gpu_path;
+#[cfg(all(test, feature = "cuda"))]
+mod gpu_tests;
 mod grant;
 mod handshake;
 #[cfg(test)]
@@ -92,6 +95,7 @@ pub use config::KvConfig;
 pub use driver::{ChannelClosed, MessageError};
 pub use endpoint::{KvEndpoint, KvListener, PeerIdentity};
 pub use gather::{Gather, PartArrival, PartLanded};
+pub use gpu_path::{GpuPath, UnknownGpuPath};
 pub use grant::{Grant, GrantError, GrantKind};
 pub use layer_arrivals::{LandedLayer, LayerArrivals, LayerView};
 pub use layers::{LayerError, LayerSet, LayerWrite, LayersLanded, LayersNotLanded, LayersRefused};

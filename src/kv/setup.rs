@@ -338,7 +338,9 @@ pub(super) fn protocol(
             opening,
             tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
             rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
-            max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+            max_write: config
+                .max_write_of(shared.pool.is_device_memory())
+                .min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
             max_reads: u32::from(agreed.rd_atomic.min(device.capabilities().max_rd_atomic)),
         }
     };

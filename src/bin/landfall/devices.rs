@@ -226,7 +226,8 @@ impl Limits {
     fn text(&self) -> String {
         let yes = |is| if is { "yes" } else { "no" };
         format!(
-            "max_qp_wr {}, max_cqe {}, max_sge {}/{}, inline {} B, max_qp_rd_atom {}, max_msg_sz {} B, max_mr_size {} B, max_srq {}, MTU {}, \
+            "max_qp_wr {}, max_cqe {}, max_sge {}/{}, inline {} B, max_qp_rd_atom {}, max_msg_sz {} B, \
+            max_mr_size {} B, max_srq {}, MTU {}, \
              immediate {}, atomics {}",
             self.max_qp_wr,
             self.max_cqe,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::closed::{ChannelClosed, MessageError, ended_unknown};
 use super::{Granted, KvDriver};
@@ -12,6 +12,7 @@ use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::channel::GrantRefusal;
 use crate::kv::grant::{Binding, Grant, GrantKind};
+use crate::kv::lock;
 use crate::kv::parts::Held;
 use crate::kv::proto::{Cause, MessageRefused, Resolution, TransferId};
 use crate::kv::targets;
@@ -43,11 +44,22 @@ impl KvDriver {
         })
     }
 
+    /// How long a write may take.
+    pub(in crate::kv) fn deadline_of(&self, request: Option<&WriteRequest>) -> Duration {
+        request.and_then(|request| request.deadline).unwrap_or(self.config.deadline)
+    }
+
     /// What needs no lock: epochs, pool, the kind of the grant.
     pub(super) fn check(&self, request: &WriteRequest, kind: GrantKind) -> Result<(), WriteError> {
         let grant = &request.grant;
         if !request.source.pool().same(&self.pool) {
             return Err(WriteError::ForeignBlocks);
+        }
+        if let Some(region) = self.pool.regions().first().filter(|region| region.is_device()) {
+            let inner = lock(&self.inner);
+            if let Some(reason) = inner.queues.iter().find_map(|queue| queue.qp()?.why_not_send(region)) {
+                return Err(WriteError::Unsendable { reason });
+            }
         }
         if grant.owner_epoch() != self.peer_epoch {
             return Err(WriteError::PeerRestarted { grant: grant.owner_epoch(), peer: self.peer_epoch });

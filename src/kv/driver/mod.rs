@@ -44,6 +44,7 @@ use tokio::task::AbortHandle;
 use crate::background;
 use crate::clock::later;
 use crate::connect::Lines;
+use crate::cuda::GpuTraffic;
 use crate::device::ProtectionDomain;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
@@ -508,6 +509,13 @@ impl KvDriver {
             (QpReport { transport, ..queue.report() }, reason)
         };
         inner.queues.iter().map(report).collect()
+    }
+
+    /// What went to and from memory of GPUs.
+    pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
+        let mut all = GpuTraffic::default();
+        lock(&self.inner).queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
+        all
     }
 
     /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is

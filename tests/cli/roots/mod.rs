@@ -1,4 +1,5 @@
-//! Made-up hosts: directories with what the kernel and the distribution show of one, so that each host's difference is seen.
+//! Made-up hosts: directories with what the kernel and the distribution show of one, so that each host's difference
+//! is seen.
 
 mod broken;
 mod right;
@@ -154,7 +155,8 @@ impl Root {
         let inode = 4000 + u32::from(port);
         let table = std::fs::read_to_string(self.dir.join("proc/net/tcp")).unwrap();
         let line = format!(
-            "   0: 00000000:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 \
+            "   0: 00000000:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 \
+            {inode} 1 \
              0000000000000000 100 0 0 10 0\n"
         );
         self.write("proc/net/tcp", &(table + &line));

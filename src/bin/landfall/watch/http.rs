@@ -1,7 +1,7 @@
 //! The exporter's HTTP: as much as a scrape needs, and bounded in everything that a client decides.
 //!
-//! A connection carries one request. A client has five seconds and 8 KiB for its head; 16 are served at once and more wait;
-//! and however many ask, the devices are read at most four times a second.
+//! A connection carries one request. A client has five seconds and 8 KiB for its head; 16 are served at once and more
+//! wait; and however many ask, the devices are read at most four times a second.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -168,7 +168,8 @@ impl Response {
         let Self { status, content_type, length, body } = self;
         let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
         format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n{allow}Connection: close\r\n\r\n{}",
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n\
+             {allow}Connection: close\r\n\r\n{}",
             body.as_deref().unwrap_or_default()
         )
     }

@@ -26,8 +26,8 @@ pub(crate) struct Args {
     /// End after so many lines or tables; without it, never
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Serve the counters in Prometheus' text format at http://ADDR/metrics, and print nothing more. A port alone is one of
-    /// the loopback address
+    /// Serve the counters in Prometheus' text format at http://ADDR/metrics, and print nothing more. A port alone is
+    /// one of the loopback address
     #[arg(long, value_name = "ADDR", value_parser = address, conflicts_with_all = ["count", "interval"])]
     prometheus: Option<SocketAddr>,
     /// Look for sys below this directory
@@ -120,9 +120,9 @@ async fn show(args: &Args, watched: Watched, output: &Output) -> Result<(), Erro
             output.line(&rates)?;
         } else if output.is_live() {
             let table = rates::table(&rates);
-            // Over the last one.
+            // Over the last one; what is too wide is cut off, since a line that wraps would be two.
             let up = if drawn > 0 { format!("\x1b[{drawn}A\x1b[J") } else { String::new() };
-            output.print(&(up + &table))?;
+            output.print(&format!("{up}\x1b[?7l{table}\x1b[?7h"))?;
             drawn = table.lines().count();
         } else {
             output.print(&rates::lines(&rates))?;

@@ -1,4 +1,5 @@
-//! The counters in Prometheus' text format, version 0.0.4. No I/O. The names are documented in the guide's chapter on operating.
+//! The counters in Prometheus' text format, version 0.0.4. No I/O. The names are documented in the guide's chapter on
+//! operating.
 
 use std::fmt::Write as _;
 
