@@ -212,7 +212,7 @@ async fn open_end(on: On, device: Device, layout: Layout) -> KvEndpoint {
     let pd = device.alloc_pd().unwrap();
     let memory = Memory::anonymous(layout.required_bytes());
     let pool = KvPool::with_memory(&pd, layout, memory, PoolAccess::Both).await.unwrap();
-    KvEndpoint::new(pool, config().require_rdma(on == On::Devices)).unwrap()
+    KvEndpoint::new(pool, on.admit(config().require_rdma(on == On::Devices))).unwrap()
 }
 
 async fn k1_reads_of_pages_and_ranks_of_any_kind_meet_byte_by_byte(on: On) {

@@ -1,6 +1,7 @@
 //! A worker's registered memory: a pool in which a sequence's state lies in blocks of one layer, one after the other, and the
 //! endpoint on it.
 
+use landfall::connect::{Admission, Psk, PskError};
 use landfall::device::{Device, SoftConfig, SoftTransport};
 use landfall::error::{DeviceError, MemoryError};
 use landfall::kv::layout::{Dtype, Layout, LayoutError};
@@ -55,6 +56,8 @@ pub enum SetupError {
     Memory(#[from] MemoryError),
     #[error("--pool-mib: {0}")]
     Layout(#[from] LayoutError),
+    #[error("--psk: {0}")]
+    Key(#[from] PskError),
 }
 
 /// A pool on what the options name, and an endpoint on it. Prefill workers are written to by nobody.
@@ -75,7 +78,12 @@ pub async fn endpoint(args: &WorkerArgs, access: PoolAccess) -> Result<KvEndpoin
         .with_dtype(Dtype::new("llama.cpp state")?);
     let memory = Memory::anonymous(layout.required_bytes());
     let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, access).await?;
-    Ok(KvEndpoint::named(pool, KvConfig::default(), &args.name)?)
+    let admission = match &args.psk {
+        Some(file) => Admission::Psk(Psk::from_file(file)?),
+        None if args.insecure => Admission::Open,
+        None => Admission::Local,
+    };
+    Ok(KvEndpoint::named(pool, KvConfig::default().admission(admission), &args.name)?)
 }
 
 /// Blocks that `bytes` bytes take.

@@ -39,6 +39,12 @@ pub struct WorkerArgs {
     /// Where it takes requests, as others reach it
     #[arg(long, default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
+    /// Workers have to hold a key of this file, lines of `ID HEX`, to exchange KV cache; `openssl rand -hex 32` makes one
+    #[arg(long, conflicts_with = "insecure")]
+    pub psk: Option<PathBuf>,
+    /// Let anybody exchange KV cache: without it or a key, addresses are loopback ones
+    #[arg(long)]
+    pub insecure: bool,
     /// A GGUF file [default: SmolLM2-135M-Instruct, fetched once]
     #[arg(long)]
     pub model: Option<PathBuf>,
