@@ -14,7 +14,8 @@ use crate::provider::events::Listener;
 #[non_exhaustive]
 pub enum DeviceEvent {
     /// A port carries no traffic any more. Its queue pairs live on, and fail when their retries are used up; a port that
-    /// comes back before that costs nothing.
+    /// comes back before that costs nothing. (The rails of a channel do not wait for that, where another one is up: see
+    /// [rails](crate::guide::rails).)
     PortDown {
         /// The port.
         port: u8,

@@ -227,8 +227,8 @@ impl Device {
         }
     }
 
-    /// What happens to the device from now on. Any number may listen. A device of the soft provider has nothing to tell:
-    /// what fails there is an operation.
+    /// What happens to the device from now on. Any number may listen. A device of the soft provider tells of
+    /// its port 1, when its [link](Device::soft_link) is cut and mended; what fails there is an operation.
     pub fn events(&self) -> DeviceEvents {
         DeviceEvents::new(self.inner.provider.events().listen())
     }

@@ -16,12 +16,12 @@ impl SoftLink {
     }
 
     /// Ends every connection of the device at once, as those whose peer does not answer any more, and makes none until it is
-    /// mended: connecting a queue pair fails with `ENETDOWN`.
+    /// mended: connecting a queue pair fails with `ENETDOWN`. The device tells of it, [`DeviceEvent::PortDown`](super::DeviceEvent).
     pub fn cut(&self) {
         self.cable.cut();
     }
 
-    /// Connections can be made again. Those that were cut stay so: queue pairs do not come back.
+    /// Connections can be made again, and the device tells of it. Those that were cut stay so: queue pairs do not come back.
     pub fn mend(&self) {
         self.cable.mend();
     }

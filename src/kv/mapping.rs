@@ -23,7 +23,8 @@ use super::shape::{Heads, Shape};
 /// Where each byte of a source shape goes in a target shape: the heads that both have, of every token, in every plane.
 ///
 /// Made once for two pools, by [`KvChannel::mapping_to_peer`](super::KvChannel::mapping_to_peer) or from two shapes; cheap to
-/// clone; used by each [`WriteRequest::mapped`](super::WriteRequest::mapped).
+/// clone; used by each [`WriteRequest::mapped`](super::WriteRequest::mapped) and
+/// [`ReadRequest::mapped`](super::ReadRequest::mapped).
 ///
 /// ```
 /// use landfall::kv::{Heads, Mapping, Order, Shape};
@@ -170,6 +171,27 @@ impl Mapping {
                 outer,
             }),
         })
+    }
+
+    /// The same bytes the other way: from the target's blocks to the source's.
+    pub(crate) fn reversed(&self) -> Self {
+        let Inner { row, tokens_in_row, token_bytes, .. } = *self.inner;
+        let turned = self.inner.outer.iter().map(|dim| Dim { src: dim.dst, dst: dim.src, ..*dim });
+        let mut outer: Vec<Dim> = turned.collect();
+        outer.sort_by_key(|dim| std::cmp::Reverse(dim.src));
+        Self {
+            inner: Arc::new(Inner {
+                source: self.inner.target,
+                target: self.inner.source,
+                heads: self.heads(),
+                src_base: self.inner.dst_base,
+                dst_base: self.inner.src_base,
+                row,
+                tokens_in_row,
+                outer,
+                token_bytes,
+            }),
+        }
     }
 
     /// The shape of the source's blocks.

@@ -10,19 +10,23 @@ use super::blocks::Blocks;
 use super::channel::{GrantRefusal, KvChannel, Waiter};
 use super::driver::{ChannelClosed, KvDriver};
 use super::grant::Grant;
+use super::mapping::{Mapping, MappingError};
 use super::proto::{AbortReason, ReadId, ReadRefusal, Reason};
 use super::read_choice::{ReadMethod, ReadStrategy};
 use super::shape::Shape;
+use super::spans::{Mapped, Stretch, TokenSpan};
 
 /// A read to be started: which of the granted blocks come to which of ours.
 ///
-/// By default position *i* of the grant comes to position *i* of our blocks, in every layer.
+/// By default position *i* of the grant comes to position *i* of our blocks, in every layer. Of [`pairs`](Self::pairs) and the
+/// calls for [mapped](Self::mapped) tokens the last one counts.
 #[derive(Debug)]
 #[must_use = "a request does nothing until it is given to KvChannel::read"]
 pub struct ReadRequest {
     pub(crate) grant: Grant,
     pub(crate) target: Blocks,
     pub(crate) pairs: Option<Vec<(u32, u32)>>,
+    pub(crate) mapped: Option<Mapped>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) strategy: ReadStrategy,
 }
@@ -30,13 +34,41 @@ pub struct ReadRequest {
 impl ReadRequest {
     /// Reads the blocks of `grant` to `target`, which moves in and comes back with the result.
     pub fn new(grant: &Grant, target: Blocks) -> Self {
-        Self { grant: grant.clone(), target, pairs: None, deadline: None, strategy: ReadStrategy::Auto }
+        let (grant, strategy) = (grant.clone(), ReadStrategy::Auto);
+        Self { grant, target, pairs: None, mapped: None, deadline: None, strategy }
     }
 
     /// Reads these pairs (position in the grant, position in our blocks) instead, each in every layer. A position of the grant
     /// may occur more than once, one of ours may not.
     pub fn pairs(mut self, pairs: impl IntoIterator<Item = (u32, u32)>) -> Self {
         self.pairs = Some(pairs.into_iter().collect());
+        self.mapped = None;
+        self
+    }
+
+    /// Reads every token of the grant to the same token of our blocks, from blocks of one shape to blocks of another: for pools
+    /// whose blocks differ in tokens, heads or order. The mapping is the channel's
+    /// [`mapping_from_peer`](KvChannel::mapping_from_peer). See [shapes](crate::guide::shapes).
+    ///
+    /// Bytes of our blocks that the mapping does not name (other heads, tokens beyond) are left as they are.
+    pub fn mapped(self, mapping: &Mapping) -> Self {
+        self.stretch(mapping, Stretch::All)
+    }
+
+    /// As [`mapped`](Self::mapped), of the first `tokens` tokens only: a request need not fill its last block.
+    pub fn mapped_tokens(self, mapping: &Mapping, tokens: u32) -> Self {
+        self.mapped_spans(mapping, [TokenSpan { source: 0, target: 0, tokens }])
+    }
+
+    /// As [`mapped`](Self::mapped), of these tokens only: `source` is counted over the grant, `target` over our blocks. A token of
+    /// the grant may occur more than once, one of ours may not.
+    pub fn mapped_spans(self, mapping: &Mapping, spans: impl IntoIterator<Item = TokenSpan>) -> Self {
+        self.stretch(mapping, Stretch::Spans(spans.into_iter().collect()))
+    }
+
+    fn stretch(mut self, mapping: &Mapping, what: Stretch) -> Self {
+        self.mapped = Some(Mapped { mapping: mapping.clone(), what });
+        self.pairs = None;
         self
     }
 
@@ -60,7 +92,7 @@ impl ReadRequest {
 pub struct ReadDone {
     /// Payload bytes.
     pub bytes: u64,
-    /// Pieces that were asked for: pairs of blocks × layers.
+    /// Pieces that were asked for: pairs of blocks × layers; of a mapped read, pairs of blocks that meet × layers.
     pub descriptors: u64,
     /// How it was done.
     pub method: ReadMethod,
@@ -131,16 +163,25 @@ pub enum ReadError {
         /// The position in our blocks.
         position: u32,
     },
-    /// The blocks of the two pools hold different things, and a read takes them as they are. Nothing was posted, and the grant
-    /// can still be used.
+    /// The blocks of the two pools hold different things, and the request does not say what goes where. Nothing was posted, and
+    /// the grant can still be used.
     #[error(
-        "a block has the shape {ours:?} here and {theirs:?} at the peer, and a read takes blocks as they are; let the peer write them, with WriteRequest::mapped"
+        "a block has the shape {ours:?} here and {theirs:?} at the peer; use ReadRequest::mapped with the channel's mapping_from_peer"
     )]
     Shapes {
         /// Our pool's shape.
         ours: Box<Shape>,
         /// The peer's.
         theirs: Box<Shape>,
+    },
+    /// The mapping does not fit the two pools. Nothing was posted, and the grant can still be used.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// Two spans name the same token of our blocks. Nothing was posted.
+    #[error("token {token} of our blocks is read to twice in one request; name each once")]
+    TokenTwice {
+        /// The token.
+        token: u32,
     },
     /// The target blocks are of another endpoint's pool. Nothing was posted.
     #[error(

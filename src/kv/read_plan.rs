@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use super::blocks::Blocks;
 use super::grant::{Binding, Grant};
+use super::mapping::Mapping;
 use super::pool::KvPool;
 use super::proto::{Plan, PlanBuilder, PlanError, ReadRefusal};
 use super::read::{ReadError, ReadRequest};
+use super::spans::{self, Mapped, SpanError, Stretch, TokenSpan};
 use super::targets::{self, PeerPool, whole};
 use super::write::{WriteError, WriteRequest};
 use crate::wire::{Malformed, Reader, Writer};
@@ -23,6 +25,9 @@ pub(crate) struct Extent {
 /// Checks the positions of `request` (R10), and that blocks are the same at both ends, whoever moves the data; counts what it
 /// asks for.
 pub(crate) fn check(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) -> Result<Extent, ReadError> {
+    if let Some(mapped) = &request.mapped {
+        return check_mapped(request, mapped, pool, peer);
+    }
     if let (Some(ours), Some(theirs)) = (pool.layout().shape(), peer.layout.shape())
         && (ours != theirs || pool.layout().block_bytes() != peer.layout.block_bytes())
     {
@@ -63,9 +68,38 @@ pub(crate) fn check(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) -> Re
     Ok(Extent { bytes: descriptors * layout.block_bytes(), descriptors })
 }
 
+/// The same of a mapped one: how many tokens it asks for, and in how many pairs of blocks they are.
+fn check_mapped(
+    request: &ReadRequest,
+    mapped: &Mapped,
+    pool: &KvPool,
+    peer: &PeerPool,
+) -> Result<Extent, ReadError> {
+    let mapping = &mapped.mapping;
+    mapping.check(peer.layout.shape(), pool.layout().shape())?;
+    let spans = spans::spans_of_read(&request.grant, &request.target, mapped).map_err(span_error)?;
+    // No token of ours is in two of them: within the size of our pool.
+    let tokens: u64 = spans.iter().map(|span| u64::from(span.tokens)).sum();
+    let chunks: u64 = spans.iter().map(|span| mapping.chunks(span.source, span.target, span.tokens)).sum();
+    let layers = u64::from(pool.layout().layers());
+    Ok(Extent { bytes: tokens * mapping.bytes_per_token() * layers, descriptors: chunks * layers })
+}
+
+fn span_error(error: SpanError) -> ReadError {
+    match error {
+        SpanError::OutOfRange { what, index, limit } => ReadError::OutOfRange { what, index, limit },
+        SpanError::Twice { token } => ReadError::TokenTwice { token },
+        SpanError::Plan(error) => refused(&error),
+    }
+}
+
 /// The plan of READs: its source side is our memory, and its target side the owner's. `request` has been checked.
 pub(crate) fn by_reads(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) -> Result<Plan, ReadError> {
     let (grant, target) = (&request.grant, &request.target);
+    if let Some(mapped) = &request.mapped {
+        let builder = spans::runs_of_read(grant, target, mapped, pool, peer).map_err(span_error)?;
+        return builder.build().map_err(|error| refused(&error));
+    }
     let mut builder = PlanBuilder::new((pool.layout(), &peer.ours), (&peer.layout, &peer.seams))
         .map_err(|error| refused(&error))?;
     match &request.pairs {
@@ -96,8 +130,8 @@ pub(crate) fn by_reads(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) ->
 /// owner's pool.
 fn refused(error: &PlanError) -> ReadError {
     match *error {
-        PlanError::OutOfRange { block, count, blocks, .. } => ReadError::OutOfRange {
-            what: "block of the grant",
+        PlanError::OutOfRange { unit, block, count, blocks, .. } => ReadError::OutOfRange {
+            what: if unit == "token" { "token of the owner's pool" } else { "block of the grant" },
             index: u64::from(block) + u64::from(count) - 1,
             limit: blocks.into(),
         },
@@ -112,59 +146,98 @@ mod tag {
     pub(super) const TIME: u16 = 1;
     pub(super) const RUNS: u16 = 2;
     pub(super) const PAIRS: u16 = 3;
+    /// Tokens, in the place of pairs of blocks.
+    pub(super) const SPANS: u16 = 4;
+    /// Runs of blocks that spans are of: an owner who knows of no spans finds no runs, and refuses.
+    pub(super) const SPAN_RUNS: u16 = 5;
 }
 
-/// The message to the owner: our blocks in order of position, the pairs if there are any, and the time that is left.
+/// The message to the owner: our blocks in order of position, what goes to which of them, and the time that is left.
 pub(crate) fn encode(request: &ReadRequest, time: Duration) -> Vec<u8> {
-    encode_parts(time, request.target.runs(), request.pairs.as_deref())
-}
-
-fn encode_parts(time: Duration, runs: &[(u32, u32)], pairs: Option<&[(u32, u32)]>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(32 + 8 * (runs.len() + pairs.map_or(0, <[_]>::len)));
-    let mut w = Writer(&mut out);
-    w.field(tag::TIME, |w| {
-        w.u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
-    });
-    let list = |w: &mut Writer<'_>, list: &[(u32, u32)]| {
-        for &(a, b) in list {
-            w.u32(a).u32(b);
+    let runs = request.target.runs().to_vec();
+    let what = match (&request.mapped, &request.pairs) {
+        (Some(Mapped { what: Stretch::Spans(spans), .. }), _) => What::Spans(spans.clone()),
+        (Some(Mapped { mapping, what: Stretch::All }), _) => {
+            // It has been checked that they fit.
+            let tokens = request.grant.len().saturating_mul(mapping.source().tokens());
+            What::Spans(vec![TokenSpan { source: 0, target: 0, tokens }])
         }
+        (None, Some(pairs)) => What::Pairs(pairs.clone()),
+        (None, None) => What::All,
     };
-    w.field(tag::RUNS, |w| list(w, runs));
-    if let Some(pairs) = pairs {
-        w.field(tag::PAIRS, |w| list(w, pairs));
-    }
-    out
+    Ask { time, runs, what }.encode()
 }
 
 /// What the peer asks for.
 #[derive(Debug, PartialEq, Eq)]
 struct Ask {
     time: Duration,
+    /// Its blocks.
     runs: Vec<(u32, u32)>,
-    pairs: Option<Vec<(u32, u32)>>,
+    what: What,
+}
+
+/// What is to go to which of them.
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    /// Block after block.
+    All,
+    Pairs(Vec<(u32, u32)>),
+    Spans(Vec<TokenSpan>),
 }
 
 impl Ask {
-    #[cfg(any(test, fuzzing))]
     fn encode(&self) -> Vec<u8> {
-        encode_parts(self.time, &self.runs, self.pairs.as_deref())
+        let mut out = Vec::with_capacity(64 + 8 * self.runs.len());
+        let mut w = Writer(&mut out);
+        w.field(tag::TIME, |w| {
+            w.u64(u64::try_from(self.time.as_millis()).unwrap_or(u64::MAX));
+        });
+        let list = |w: &mut Writer<'_>, list: &[(u32, u32)]| {
+            for &(a, b) in list {
+                w.u32(a).u32(b);
+            }
+        };
+        let of_spans = matches!(self.what, What::Spans(_));
+        w.field(if of_spans { tag::SPAN_RUNS } else { tag::RUNS }, |w| list(w, &self.runs));
+        match &self.what {
+            What::All => {}
+            What::Pairs(pairs) => _ = w.field(tag::PAIRS, |w| list(w, pairs)),
+            What::Spans(spans) => {
+                w.field(tag::SPANS, |w| {
+                    for span in spans {
+                        w.u32(span.source).u32(span.target).u32(span.tokens);
+                    }
+                });
+            }
+        }
+        out
     }
 
     /// Fields that a later version has added are passed over (B1).
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let (mut time, mut runs, mut pairs) = (None, None, None);
+        let (mut spans, mut span_runs) = (None, None);
         let mut r = Reader::new(bytes, "request to write");
         while let Some((tag, mut f)) = r.field()? {
             match tag {
                 tag::TIME => time = Some(Duration::from_millis(f.u64()?)),
                 tag::RUNS => runs = Some(list(&mut f)?),
                 tag::PAIRS => pairs = Some(list(&mut f)?),
+                tag::SPANS => spans = Some(span_list(&mut f)?),
+                tag::SPAN_RUNS => span_runs = Some(list(&mut f)?),
                 _ => {}
             }
         }
+        let what = match (pairs, spans) {
+            (None, None) => What::All,
+            (Some(pairs), None) => What::Pairs(pairs),
+            (None, Some(spans)) => What::Spans(spans),
+            (Some(_), Some(_)) => return Err(r.malformed()),
+        };
+        let runs = if matches!(what, What::Spans(_)) { span_runs } else { runs };
         match (time, runs) {
-            (Some(time), Some(runs)) => Ok(Self { time, runs, pairs }),
+            (Some(time), Some(runs)) => Ok(Self { time, runs, what }),
             _ => Err(r.malformed()),
         }
     }
@@ -190,6 +263,17 @@ fn list(f: &mut Reader<'_>) -> Result<Vec<(u32, u32)>, Malformed> {
     Ok(out)
 }
 
+fn span_list(f: &mut Reader<'_>) -> Result<Vec<TokenSpan>, Malformed> {
+    if !f.remaining().is_multiple_of(12) {
+        return Err(f.malformed());
+    }
+    let mut out = Vec::with_capacity(f.remaining() / 12);
+    while f.remaining() > 0 {
+        out.push(TokenSpan { source: f.u32()?, target: f.u32()?, tokens: f.u32()? });
+    }
+    Ok(out)
+}
+
 /// The owner's plan for what the peer asks for in `bytes`, from the blocks that it granted to the peer's, under the
 /// peer's grant that `binding` and `target` name; and the time that it has.
 pub(crate) fn serve(
@@ -200,14 +284,25 @@ pub(crate) fn serve(
     pool: &KvPool,
     peer: &PeerPool,
 ) -> Result<(Plan, Duration), ReadRefusal> {
-    let Ask { time, runs, pairs } = Ask::decode(bytes).map_err(|_| ReadRefusal::Malformed)?;
+    let Ask { time, runs, what } = Ask::decode(bytes).map_err(|_| ReadRefusal::Malformed)?;
     if !peer.writable {
         return Err(ReadRefusal::OutOfRange);
     }
     // Checks that no block is in it twice.
     let grant = Grant::from_runs(binding, target, runs).map_err(|_| ReadRefusal::OutOfRange)?;
     let mut request = WriteRequest::new(&grant, source.clone());
-    request.pairs = pairs;
+    match what {
+        What::All => {}
+        What::Pairs(pairs) => request = request.pairs(pairs),
+        What::Spans(spans) => {
+            // By our own knowledge of the two shapes.
+            let mapping = match (pool.layout().shape(), peer.layout.shape()) {
+                (Some(ours), Some(theirs)) => Mapping::new(ours, theirs).ok(),
+                _ => None,
+            };
+            request = request.mapped_spans(&mapping.ok_or(ReadRefusal::OutOfRange)?, spans);
+        }
+    }
     let planned = targets::plan(&request, false, pool, peer);
     let planned = planned.map_err(|_: WriteError| ReadRefusal::OutOfRange)?;
     Ok((planned.plan, time))
@@ -236,11 +331,15 @@ mod tests {
                 w.u32(4).u32(2);
             });
         });
-        let want = Ask { time: Duration::from_millis(1500), runs: vec![(4, 2)], pairs: None };
+        let want = Ask { time: Duration::from_millis(1500), runs: vec![(4, 2)], what: What::All };
         assert_eq!(Ask::decode(&bytes), Ok(want));
-        let full = Ask { pairs: Some(vec![(0, 1), (u32::MAX, 7)]), ..Ask::decode(&bytes).unwrap() };
-        assert_eq!(Ask::decode(&full.encode()).as_ref(), Ok(&full));
-        fuzz(&full.encode());
+        let span = |source, target, tokens| TokenSpan { source, target, tokens };
+        let pairs = What::Pairs(vec![(0, 1), (u32::MAX, 7)]);
+        for what in [pairs, What::Spans(vec![span(1, 2, 3), span(u32::MAX, 0, 7)]), What::Spans(vec![])] {
+            let full = Ask { what, ..Ask::decode(&bytes).unwrap() };
+            assert_eq!(Ask::decode(&full.encode()).as_ref(), Ok(&full));
+            fuzz(&full.encode());
+        }
     }
 
     #[test]
@@ -258,5 +357,22 @@ mod tests {
         for cut in 0..odd.len() {
             let _ = Ask::decode(&odd[..cut]);
         }
+        let spans = vec![TokenSpan { source: 0, target: 0, tokens: 1 }];
+        let ask = Ask { time: Duration::ZERO, runs: vec![(0, 1)], what: What::Spans(spans) }.encode();
+        let both = [&ask[..], &asked(|w| _ = w.field(tag::PAIRS, |_| {}))].concat();
+        assert!(Ask::decode(&both).is_err(), "pairs and spans");
+        let third = asked(|w| _ = w.field(tag::SPANS, |w| _ = w.u32(1)));
+        assert!(Ask::decode(&[&ask[..], &third].concat()).is_err(), "a part of a span");
+        // One who knows of no spans reads a request without blocks.
+        let older = Ask::decode(
+            &[
+                &asked(|w| _ = w.field(tag::TIME, |w| _ = w.u64(1)))[..],
+                &asked(|w| {
+                    w.field(tag::SPAN_RUNS, |w| _ = w.u32(0).u32(1));
+                }),
+            ]
+            .concat(),
+        );
+        assert!(older.is_err(), "blocks of spans are no blocks by themselves");
     }
 }

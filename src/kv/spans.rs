@@ -1,12 +1,12 @@
-//! Mapped writes: the mapping between a channel's two pools, and from a request to a plan. Stretches of tokens, counted over
-//! our blocks and over granted ones, become runs of tokens of the two pools.
+//! Mapped writes and reads: the mapping between a channel's two pools, and from a request to a plan. Stretches of tokens, counted
+//! over our blocks and over granted ones, become runs of tokens of the two pools.
 
 use super::blocks::Blocks;
 use super::channel::KvChannel;
 use super::grant::Grant;
 use super::mapping::{Mapping, MappingError};
 use super::pool::KvPool;
-use super::proto::PlanBuilder;
+use super::proto::{PlanBuilder, PlanError};
 use super::shape::Shape;
 use super::targets::{PeerPool, refused};
 use super::write::{WriteError, WriteRequest};
@@ -54,7 +54,7 @@ impl KvChannel {
         self.mapping(false)
     }
 
-    /// The same the other way: from the peer's blocks to ours.
+    /// The same the other way: from the peer's blocks to ours, for [`ReadRequest::mapped`](super::ReadRequest::mapped).
     ///
     /// # Errors
     /// As [`mapping_to_peer`](Self::mapping_to_peer).
@@ -88,7 +88,37 @@ impl Positions for Grant {
     }
 }
 
-/// The runs of `request`.
+/// One side of the spans: blocks by position, how many tokens each has, and how many there are in all.
+struct Row<'a, P> {
+    blocks: &'a P,
+    page: u32,
+    tokens: u32,
+    /// What an error calls a token of it.
+    name: &'static str,
+}
+
+impl<'a, P: Positions> Row<'a, P> {
+    fn new(blocks: &'a P, len: u32, page: u32, name: &'static str) -> Self {
+        // A claim holds each block once, so that it has no more tokens than its pool. A grant may say what it likes.
+        Self { blocks, page, tokens: len.saturating_mul(page), name }
+    }
+}
+
+/// What is wrong with the spans of a request.
+pub(super) enum SpanError {
+    OutOfRange {
+        what: &'static str,
+        index: u64,
+        limit: u64,
+    },
+    /// Two spans bring something to this token.
+    Twice {
+        token: u32,
+    },
+    Plan(PlanError),
+}
+
+/// The runs of a write: from our blocks to granted ones.
 pub(super) fn runs(
     request: &WriteRequest,
     mapped: &Mapped,
@@ -99,35 +129,96 @@ pub(super) fn runs(
     let mapping = &mapped.mapping;
     mapping.check(ours.0.shape(), theirs.0.shape())?;
     let (source, grant) = (&*request.source, &request.grant);
-    let (page, target_page) = (mapping.source().tokens(), mapping.target().tokens());
-    // A claim holds each block once, so that it has no more tokens than its pool. A grant may say what it likes.
-    let tokens = source.len().saturating_mul(page);
-    let granted = grant.len().saturating_mul(target_page);
-    let refused = |error| refused(error, pool, peer);
-    let mut builder = PlanBuilder::mapped(ours, theirs, mapping).map_err(refused)?;
-    let all = [TokenSpan { source: 0, target: 0, tokens }];
-    let spans = match &mapped.what {
-        Stretch::All => &all[..],
+    let source = Row::new(source, source.len(), mapping.source().tokens(), "token of the source");
+    let target = Row::new(grant, grant.len(), mapping.target().tokens(), "token of the grant");
+    let mut builder = PlanBuilder::mapped(ours, theirs, mapping).map_err(|e| refused(e, pool, peer))?;
+    let push = |src, dst, count| builder.push(src, dst, count);
+    each_run(&mapped.what, &source, &target, push).map_err(|error| match error {
+        SpanError::OutOfRange { what, index, limit } => WriteError::OutOfRange { what, index, limit },
+        SpanError::Twice { token } => WriteError::TokenTwice { token },
+        SpanError::Plan(error) => refused(error, pool, peer),
+    })?;
+    Ok(builder)
+}
+
+/// The runs of a read by READs: from granted blocks to ours. In the plan of a READ our memory is the source's side.
+pub(super) fn runs_of_read(
+    grant: &Grant,
+    target: &Blocks,
+    mapped: &Mapped,
+    pool: &KvPool,
+    peer: &PeerPool,
+) -> Result<PlanBuilder, SpanError> {
+    let (ours, theirs) = ((pool.layout(), &peer.ours), (&peer.layout, &peer.seams));
+    let (source, target) = rows_of_read(grant, target, mapped);
+    let mut builder =
+        PlanBuilder::mapped(ours, theirs, &mapped.mapping.reversed()).map_err(SpanError::Plan)?;
+    each_run(&mapped.what, &source, &target, |from, to, count| builder.push(to, from, count))?;
+    Ok(builder)
+}
+
+fn rows_of_read<'a>(
+    grant: &'a Grant,
+    target: &'a Blocks,
+    mapped: &Mapped,
+) -> (Row<'a, Grant>, Row<'a, Blocks>) {
+    let (page, target_page) = (mapped.mapping.source().tokens(), mapped.mapping.target().tokens());
+    (
+        Row::new(grant, grant.len(), page, "token of the grant"),
+        Row::new(target, target.len(), target_page, "token of our blocks"),
+    )
+}
+
+/// The spans of a read, checked, whoever moves the data.
+pub(super) fn spans_of_read(
+    grant: &Grant,
+    target: &Blocks,
+    mapped: &Mapped,
+) -> Result<Vec<TokenSpan>, SpanError> {
+    let (source, target) = rows_of_read(grant, target, mapped);
+    checked(&mapped.what, &source, &target)
+}
+
+/// Those of a request, inside of what there is; none brings something to a token that another does.
+fn checked<S: Positions, T: Positions>(
+    what: &Stretch,
+    source: &Row<'_, S>,
+    target: &Row<'_, T>,
+) -> Result<Vec<TokenSpan>, SpanError> {
+    let spans = match what {
+        Stretch::All => vec![TokenSpan { source: 0, target: 0, tokens: source.tokens }],
         Stretch::Spans(spans) => {
             check_overlap(spans)?;
-            spans
+            spans.clone()
         }
     };
-    for span in spans {
-        end("token of the source", span.source, span.tokens, tokens)?;
-        end("token of the grant", span.target, span.tokens, granted)?;
+    for span in &spans {
+        end(source.name, span.source, span.tokens, source.tokens)?;
+        end(target.name, span.target, span.tokens, target.tokens)?;
+    }
+    Ok(spans)
+}
+
+/// Gives every stretch of tokens that are neighbours in both pools to `push`: its first tokens there, and their number.
+fn each_run<S: Positions, T: Positions>(
+    what: &Stretch,
+    source: &Row<'_, S>,
+    target: &Row<'_, T>,
+    mut push: impl FnMut(u32, u32, u32) -> Result<(), PlanError>,
+) -> Result<(), SpanError> {
+    for span in checked(what, source, target)? {
         let (mut src, mut dst, mut left) = (span.source, span.target, span.tokens);
         while left > 0 {
-            // Both are inside, as `end` has checked.
-            let from = run_of_tokens(source, src, page);
-            let to = run_of_tokens(grant, dst, target_page);
+            // Both are inside, as has been checked.
+            let from = run_of_tokens(source.blocks, src, source.page);
+            let to = run_of_tokens(target.blocks, dst, target.page);
             let (Some((from, here)), Some((to, there))) = (from, to) else { break };
             let count = left.min(here).min(there);
-            builder.push(from, to, count).map_err(refused)?;
+            push(from, to, count).map_err(SpanError::Plan)?;
             (src, dst, left) = (src + count, dst + count, left - count);
         }
     }
-    Ok(builder)
+    Ok(())
 }
 
 /// Token `token` of a list of blocks as a token of its pool, and how many follow in sequence, at least 1.
@@ -140,18 +231,18 @@ fn run_of_tokens(blocks: &impl Positions, token: u32, page: u32) -> Option<(u32,
 }
 
 /// Refuses a span that does not end by `limit`.
-fn end(what: &'static str, first: u32, tokens: u32, limit: u32) -> Result<(), WriteError> {
+fn end(what: &'static str, first: u32, tokens: u32, limit: u32) -> Result<(), SpanError> {
     match first.checked_add(tokens) {
         Some(end) if end <= limit => Ok(()),
         _ => {
             let index = (u64::from(first) + u64::from(tokens)).saturating_sub(1);
-            Err(WriteError::OutOfRange { what, index, limit: limit.into() })
+            Err(SpanError::OutOfRange { what, index, limit: limit.into() })
         }
     }
 }
 
-/// Refuses two spans that write one token.
-fn check_overlap(spans: &[TokenSpan]) -> Result<(), WriteError> {
+/// Refuses two spans that bring something to one token.
+fn check_overlap(spans: &[TokenSpan]) -> Result<(), SpanError> {
     let mut targets: Vec<(u32, u64)> = spans
         .iter()
         .filter(|span| span.tokens > 0)
@@ -159,7 +250,7 @@ fn check_overlap(spans: &[TokenSpan]) -> Result<(), WriteError> {
         .collect();
     targets.sort_unstable();
     match targets.windows(2).find(|pair| u64::from(pair[1].0) < pair[0].1) {
-        Some(pair) => Err(WriteError::TokenTwice { token: pair[1].0 }),
+        Some(pair) => Err(SpanError::Twice { token: pair[1].0 }),
         None => Ok(()),
     }
 }

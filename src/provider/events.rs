@@ -109,6 +109,13 @@ pub(crate) trait Affected: Send + Sync {
     fn harmed(self: Arc<Self>, harm: Harm);
 }
 
+/// Wants to know of a device's ports. Called by the thread that reads the events, or that changes a soft device's link: does
+/// not block.
+pub(crate) trait PortWatcher: Send + Sync {
+    /// The port carries traffic again, or none any more. What is on it lives on, for the time of its retries.
+    fn port(self: Arc<Self>, port: u8, active: bool);
+}
+
 /// The events of one opened device.
 #[derive(Debug)]
 pub(crate) struct Events {
@@ -121,6 +128,7 @@ pub(crate) struct Events {
 struct Known {
     listeners: Vec<Weak<Listener>>,
     objects: HashMap<ObjectId, Weak<dyn Affected>>,
+    watchers: Vec<Weak<dyn PortWatcher>>,
 }
 
 impl std::fmt::Debug for Known {
@@ -163,6 +171,14 @@ impl Events {
         Enrolled { events: self.clone(), ids }
     }
 
+    /// Has `watcher` told of the device's ports, as long as it lives.
+    pub(crate) fn watch_ports(&self, watcher: &Arc<impl PortWatcher + 'static>) {
+        let watcher: Arc<dyn PortWatcher> = watcher.clone();
+        let mut known = self.known.lock();
+        known.watchers.retain(|w| w.strong_count() > 0);
+        known.watchers.push(Arc::downgrade(&watcher));
+    }
+
     pub(crate) fn listen(&self) -> Arc<Listener> {
         let listener = Arc::new(Listener::default());
         let mut known = self.known.lock();
@@ -182,7 +198,12 @@ impl Events {
             return;
         }
         tracing::debug!(device = %self.device, ?event, "an event of a device");
-        let (listeners, owners) = {
+        let port = match event {
+            AsyncEvent::PortDown { port } => Some((port, false)),
+            AsyncEvent::PortActive { port } => Some((port, true)),
+            _ => None,
+        };
+        let (listeners, owners, watchers) = {
             let known = self.known.lock();
             let listeners: Vec<_> = known.listeners.iter().filter_map(Weak::upgrade).collect();
             let harm = |id: ObjectId, event| (id, Harm::Object { id, event });
@@ -202,10 +223,15 @@ impl Events {
                 }
                 None => Vec::new(),
             };
-            (listeners, owners)
+            let watchers = known.watchers.iter().filter(|_| port.is_some());
+            let watchers: Vec<_> = watchers.filter_map(Weak::upgrade).collect();
+            (listeners, owners, watchers)
         };
         // Who is told finds that what it asks for has failed.
         owners.into_iter().for_each(|(owner, harm)| owner.harmed(harm));
+        if let Some((port, active)) = port {
+            watchers.into_iter().for_each(|watcher| watcher.port(port, active));
+        }
         for listener in listeners {
             listener.hear(event.told());
             if goes {

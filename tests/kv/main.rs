@@ -10,6 +10,7 @@ mod bootstrap;
 mod common;
 mod failure;
 mod identity;
+mod kinds;
 mod landing;
 mod layers;
 mod lives;

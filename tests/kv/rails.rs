@@ -18,6 +18,7 @@ on_every_profile!(
     k10_the_ends_may_have_different_numbers_of_devices,
     k10_a_rail_that_dies_in_the_middle_loses_nothing,
     k10_a_rail_that_dies_comes_back,
+    k10_an_idle_rail_whose_port_goes_down_fails_and_comes_back,
     k10_the_last_rail_takes_the_channel_along,
 );
 
@@ -213,6 +214,36 @@ async fn k10_a_rail_that_dies_comes_back(on: On) {
         let carries = |n: usize| path.rails[n].bytes_written > before[n];
         assert!(carries(0) && carries(1), "{path}");
     }
+    pair.sender.close().await.unwrap();
+}
+
+/// Nothing runs on it, and nothing is asked: heartbeats are hours apart.
+async fn k10_an_idle_rail_whose_port_goes_down_fails_and_comes_back(on: On) {
+    if !cuttable(on) {
+        return;
+    }
+    let hours = Duration::from_secs(36_000);
+    let idle = config().max_write(32 << 10).heartbeat(hours).peer_timeout(hours * 2).abort_grace(hours);
+    let first = Duration::from_millis(5);
+    let pair = Pair::of(on, (2, 2), pages(on), idle.rail_probe(first, first * 10)).await;
+    pair.stream_more().await;
+    for round in 1..=4 {
+        // At the end of either side, which hears of it by its port; the other one is told.
+        let (end, own) =
+            if round % 2 == 0 { (&pair.near, &pair.sender) } else { (&pair.far, &pair.receiver) };
+        let link = end.link(1);
+        let are_up = |n| up(&pair.sender.path()) == n && up(&pair.receiver.path()) == n;
+        link.cut();
+        until("both know that it is down", || are_up(1)).await;
+        let path = own.path();
+        let RailState::Down { cause, .. } = &path.rails[1].state else { panic!("{path}") };
+        assert!(cause.contains("port is down"), "{path}");
+        link.mend();
+        until("it is back", || are_up(2)).await;
+        let rail = &pair.sender.path().rails[1];
+        assert_eq!((rail.failures, rail.returns), (round, round), "{rail}");
+    }
+    pair.stream_more().await;
     pair.sender.close().await.unwrap();
 }
 

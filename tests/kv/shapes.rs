@@ -3,18 +3,22 @@
 //!
 //! The plans are held against a naive copy in `src/kv/proto/tests/mapped.rs`; here they go from end to end.
 
+use std::sync::Arc;
+
 use landfall::connect::ConnectError;
-use landfall::device::Profile;
+use landfall::device::{Device, Profile};
 use landfall::kv::{
-    AbortReason, ArrivalError, Blocks, Gather, Heads, KvChannel, KvEndpoint, KvListener, Layout, LayoutError,
-    Mapping, MappingError, Order, ReadError, ReadRequest, ReadStrategy, SenderReason, Shape, Strides,
-    TokenSpan, WriteError, WriteRequest,
+    AbortReason, ArrivalError, Blocks, Gather, Heads, KvChannel, KvEndpoint, KvListener, KvPool, Layout,
+    LayoutError, Mapping, MappingError, Order, PoolAccess, ReadError, ReadRequest, ReadStrategy,
+    SenderReason, Shape, Strides, TokenSpan, WriteError, WriteRequest,
 };
+use landfall::memory::Memory;
 
 use crate::common::{On, config, endpoint, far_endpoint, on_every_profile, run};
 
 on_every_profile!(
     k1_pages_and_ranks_of_any_kind_meet_byte_by_byte,
+    k1_reads_of_pages_and_ranks_of_any_kind_meet_byte_by_byte,
     k1_two_senders_fill_the_heads_of_one_claim,
     k1_a_mapped_write_goes_layer_by_layer,
     k4_a_part_that_is_aborted_is_told_and_leaves_the_other,
@@ -136,21 +140,7 @@ fn scattered(channel: &KvChannel, tokens: u32) -> Blocks {
 }
 
 async fn k1_pages_and_ranks_of_any_kind_meet_byte_by_byte(on: On) {
-    use Order::{HeadsTokens, TokensHeads};
-    // K and V beside each other in each token, with a gap behind it.
-    let beside = |tokens, heads: Heads| {
-        let plane = u64::from(heads.count()) * u64::from(HEAD_BYTES);
-        let strides = Strides { plane, token: 2 * plane + 16, head: HEAD_BYTES.into() };
-        Shape::strided(2, tokens, heads, HEAD_BYTES, strides).unwrap()
-    };
-    for (near, far) in [
-        (dense(16, heads(0, 1), TokensHeads), dense(64, heads(0, 1), TokensHeads)),
-        (dense(64, heads(0, 1), TokensHeads), dense(16, heads(0, 1), TokensHeads)),
-        (dense(16, heads(0, 2), HeadsTokens), dense(64, heads(1, 4), TokensHeads)),
-        (dense(64, heads(2, 4), TokensHeads), dense(16, heads(1, 2), HeadsTokens)),
-        (beside(16, heads(1, 2)), dense(12, heads(2, 4), HeadsTokens)),
-        (dense(1, heads(0, 1), TokensHeads), beside(16, heads(3, 4))),
-    ] {
+    for (near, far) in kinds() {
         // The last block is not full on either side.
         let tokens = 150;
         let Ends { sender, receiver, _endpoints } =
@@ -195,6 +185,87 @@ async fn k1_pages_and_ranks_of_any_kind_meet_byte_by_byte(on: On) {
         };
         assert_eq!(wrong(arrival.blocks(), second), 0, "{near:?} to {far:?}");
         sender.close().await.unwrap();
+    }
+}
+
+/// The pairs of shapes that writes and reads go between.
+fn kinds() -> [(Shape, Shape); 6] {
+    use Order::{HeadsTokens, TokensHeads};
+    // K and V beside each other in each token, with a gap behind it.
+    let beside = |tokens, heads: Heads| {
+        let plane = u64::from(heads.count()) * u64::from(HEAD_BYTES);
+        let strides = Strides { plane, token: 2 * plane + 16, head: HEAD_BYTES.into() };
+        Shape::strided(2, tokens, heads, HEAD_BYTES, strides).unwrap()
+    };
+    [
+        (dense(16, heads(0, 1), TokensHeads), dense(64, heads(0, 1), TokensHeads)),
+        (dense(64, heads(0, 1), TokensHeads), dense(16, heads(0, 1), TokensHeads)),
+        (dense(16, heads(0, 2), HeadsTokens), dense(64, heads(1, 4), TokensHeads)),
+        (dense(64, heads(2, 4), TokensHeads), dense(16, heads(1, 2), HeadsTokens)),
+        (beside(16, heads(1, 2)), dense(12, heads(2, 4), HeadsTokens)),
+        (dense(1, heads(0, 1), TokensHeads), beside(16, heads(3, 4))),
+    ]
+}
+
+/// An end whose pool may be written to and read.
+async fn open_end(on: On, device: Device, layout: Layout) -> KvEndpoint {
+    let pd = device.alloc_pd().unwrap();
+    let memory = Memory::anonymous(layout.required_bytes());
+    let pool = KvPool::with_memory(&pd, layout, memory, PoolAccess::Both).await.unwrap();
+    KvEndpoint::new(pool, config().require_rdma(on == On::Devices)).unwrap()
+}
+
+async fn k1_reads_of_pages_and_ranks_of_any_kind_meet_byte_by_byte(on: On) {
+    let tokens = 150;
+    for (theirs, ours) in kinds() {
+        let (near, far) = on.devices();
+        let owning = open_end(on, near, pool(theirs, tokens)).await;
+        let reading = open_end(on, far, pool(ours, tokens)).await;
+        let mut listener = reading.listen(on.any_port_of(1)).await.unwrap();
+        let (owner, reader) = tokio::join!(owning.connect(listener.local_addr()), listener.accept());
+        let (owner, reader) = (owner.unwrap(), reader.unwrap());
+        let mapping = reader.mapping_from_peer().unwrap();
+        let heads = mapping.heads();
+        let mut source = scattered(&owner, tokens);
+        fill(&mut source, 0);
+        let source = Arc::new(source);
+        for way in
+            [ReadStrategy::RdmaRead { depth: 4, qps: 1 }, ReadStrategy::RemoteWrite, ReadStrategy::Auto]
+        {
+            let mut target = scattered(&reader, tokens);
+            blank(&mut target);
+            let grant = owner.grant_read(source.clone()).unwrap();
+            let request = ReadRequest::new(&grant, target).strategy(way).mapped_tokens(&mapping, tokens);
+            let (done, mut target) = reader.read(request).await;
+            let done = done.unwrap();
+            let bytes = u64::from(LAYERS * tokens) * mapping.bytes_per_token();
+            assert_eq!(done.bytes, bytes, "{way:?}");
+            let served = owner.next_served().await.unwrap();
+            assert!(served.bytes() == bytes && served.result().is_ok(), "{way:?}");
+            let first = |token, head| (token < tokens && heads.contains(&head)).then_some((0, token));
+            assert_eq!(wrong(&target, first), 0, "{theirs:?} to {ours:?} by {way:?}");
+
+            // From and to the middle of blocks, and one token of the owner's twice.
+            blank(&mut target);
+            let grant = owner.grant_read(source.clone()).unwrap();
+            let span = |source, target, tokens| TokenSpan { source, target, tokens };
+            let spans = [span(100, 5, 30), span(0, 40, 17), span(110, 60, 3)];
+            let request = ReadRequest::new(&grant, target).strategy(way).mapped_spans(&mapping, spans);
+            let (done, target) = reader.read(request).await;
+            assert_eq!(done.unwrap().bytes, u64::from(LAYERS * 50) * mapping.bytes_per_token());
+            owner.next_served().await.unwrap();
+            let second = |token, head| {
+                let from = match token {
+                    5..35 => token + 95,
+                    40..57 => token - 40,
+                    60..63 => token + 50,
+                    _ => return None,
+                };
+                heads.contains(&head).then_some((0, from))
+            };
+            assert_eq!(wrong(&target, second), 0, "{theirs:?} to {ours:?} by {way:?}");
+        }
+        reader.close().await.unwrap();
     }
 }
 
@@ -469,6 +540,32 @@ fn r10_blocks_of_another_shape_are_not_read_as_they_are() {
                 Err(ReadError::Shapes { ours, theirs }) => assert_eq!((*ours, *theirs), (near, far)),
                 other => panic!("{way:?}: {other:?}"),
             }
+            // A mapping of other pools, or the other way round; and tokens that are not there, or come to one twice.
+            let of_peer = reader.mapping_from_peer().unwrap();
+            let span = |source, target, tokens| TokenSpan { source, target, tokens };
+            let refused = async |mapping: &Mapping, spans: Vec<TokenSpan>| {
+                let target = reader.pool().try_alloc(1).unwrap();
+                let request = ReadRequest::new(&grant, target).strategy(way).mapped_spans(mapping, spans);
+                reader.read(request).await.0.unwrap_err()
+            };
+            let error = refused(&reader.mapping_to_peer().unwrap(), vec![span(0, 0, 1)]).await;
+            let other = |e: &ReadError| matches!(e, ReadError::Mapping(MappingError::OtherShape { .. }));
+            assert!(other(&error), "{way:?}: {error:?}");
+            for (span, what, index) in [
+                (span(0, 0, 17), "token of the grant", 16),
+                (span(16, 0, 1), "token of the grant", 16),
+                (span(0, 16, 1), "token of our blocks", 16),
+                (span(u32::MAX, 0, u32::MAX), "token of the grant", 8_589_934_589),
+            ] {
+                match refused(&of_peer, vec![span]).await {
+                    ReadError::OutOfRange { what: w, index: i, limit: 16 } => {
+                        assert_eq!((w, i), (what, index))
+                    }
+                    other => panic!("{way:?}: {other:?}"),
+                }
+            }
+            let error = refused(&of_peer, vec![span(0, 0, 5), span(9, 4, 1)]).await;
+            assert!(matches!(error, ReadError::TokenTwice { token: 4 }), "{way:?}: {error:?}");
         }
         // Nothing was said to the owner.
         owner.revoke(&grant);

@@ -21,6 +21,7 @@ pub(crate) const BLOCKS: u32 = 32;
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
 pub(crate) use crate::on::On;
+use crate::tied::Tied;
 
 /// Environment of a peer: its role, what it runs on, and where it listens or connects.
 pub(crate) const ROLE: &str = "LANDFALL_TEST_ROLE";
@@ -155,7 +156,8 @@ impl Peer {
             .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .kill_on_drop(true);
+            .kill_on_drop(true)
+            .tied();
         let mut child = command.spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -176,6 +178,11 @@ impl Peer {
         within(word, heard).await
     }
 
+    /// The number of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id().expect("the peer runs")
+    }
+
     pub(crate) async fn tell(&mut self, line: &str) {
         self.stdin.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
@@ -192,7 +199,7 @@ impl Peer {
 
     /// The state is the field after the name, which is in parentheses: see proc_pid_stat(5).
     fn is_stopped(&self) -> bool {
-        let pid = self.child.id().expect("the peer runs");
+        let pid = self.id();
         std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().all(|task| {
             let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
             stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with('T'))

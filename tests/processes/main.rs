@@ -9,6 +9,8 @@ mod idle;
 mod killed;
 #[path = "../on/mod.rs"]
 mod on;
+mod orphans;
 mod rails;
 mod roles;
 mod runtime;
+mod tied;

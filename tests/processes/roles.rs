@@ -15,7 +15,7 @@ use crate::harness::{
     ADDRESS, BLOCKS, BOOTSTRAP, LIVENESS, MARK, On, PROFILE, Peer, ROLE, SOON, any_port, endpoint, named,
     soon, within,
 };
-use crate::{idle, runtime};
+use crate::{idle, orphans, runtime};
 
 #[test]
 #[ignore = "a peer process of the other tests, not a test"]
@@ -26,6 +26,9 @@ fn peer() {
     }
     let on = named(&variable(PROFILE).unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    if role == orphans::ROLE {
+        return runtime.block_on(orphans::parent());
+    }
     runtime.block_on(async {
         let endpoint = endpoint(on, config()).await;
         match role.as_str() {

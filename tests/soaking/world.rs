@@ -143,9 +143,14 @@ impl World {
         while Instant::now() < until {
             let wake = self.players.iter().flatten().filter_map(|p| p.wake).min();
             let next = [Some(until), (!lap.calm).then_some(shot), wake].into_iter().flatten().min();
-            tokio::select! {
-                heard = self.hear(lap) => heard?,
-                () = tokio::time::sleep_until(next.unwrap_or(until)) => {
+            // A line is not lost where the time comes first; a process that is replaced would be, so that comes after.
+            let heard = tokio::select! {
+                heard = self.next_line() => Some(heard),
+                () = tokio::time::sleep_until(next.unwrap_or(until)) => None,
+            };
+            match heard {
+                Some((who, line)) => self.take(lap, who, line).await?,
+                None => {
                     self.wake(Instant::now());
                     if !lap.calm && Instant::now() >= shot {
                         self.shoot();
@@ -156,7 +161,7 @@ impl World {
         }
         // Those who dial close their channels before the other end goes.
         for who in (0..NODES).filter(|who| *who != LISTENS).chain([LISTENS]) {
-            if let Some(player) = &mut self.players[who] {
+            if let Some(player) = self.players[who].as_mut().filter(|player| player.state == State::Running) {
                 player.state = State::Stopping;
             }
             self.wake(Instant::now() + REST);
@@ -236,13 +241,19 @@ impl World {
         Ok(devices)
     }
 
-    /// Takes one line, or the end of a process: that one is replaced, unless the lap is ending.
     async fn hear(&mut self, lap: &mut Lap) -> Result<(), String> {
-        let (who, line) = {
-            let mut nodes: Vec<_> =
-                self.players.iter_mut().map(|p| p.as_mut().map(|p| &mut p.node)).collect();
-            hear_any(&mut nodes, |_| true).await
-        };
+        let (who, line) = self.next_line().await;
+        self.take(lap, who, line).await
+    }
+
+    /// The next line of any process, `None` for its end. Dropping the future loses nothing.
+    async fn next_line(&mut self) -> (usize, Option<String>) {
+        let mut nodes: Vec<_> = self.players.iter_mut().map(|p| p.as_mut().map(|p| &mut p.node)).collect();
+        hear_any(&mut nodes, |_| true).await
+    }
+
+    /// Takes a line, or the end of a process: that one is replaced, unless the lap is ending.
+    async fn take(&mut self, lap: &mut Lap, who: usize, line: Option<String>) -> Result<(), String> {
         let Some(player) = &mut self.players[who] else { return Ok(()) };
         let Some(line) = line else {
             player.node.ended().await?;

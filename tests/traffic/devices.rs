@@ -16,8 +16,8 @@ const POOL: u32 = 32;
 
 /// The endpoint of a part, and the links of its devices.
 ///
-/// Its deadlines are short beside a lap, and long enough that a busy machine does not end every channel; an emulated one, and
-/// channels of which none may end, have more time.
+/// Its deadlines are short beside a lap, and long enough that a busy machine does not end every channel; an emulated one has more
+/// time. Where no channel may end they are longer than a busy machine is late with anything.
 pub async fn endpoint(part: &Part) -> Result<(KvEndpoint, Vec<SoftLink>), String> {
     let text = |e: &dyn std::error::Error| e.to_string();
     let rdma = part.devices.iter().any(|device| !is_soft(device));
@@ -34,7 +34,11 @@ pub async fn endpoint(part: &Part) -> Result<(KvEndpoint, Vec<SoftLink>), String
     let memory = Memory::anonymous(layout.required_bytes());
     let pds: Vec<_> = pds.iter().collect();
     let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Both).await.map_err(|e| text(&e))?;
-    let unit = if rdma || part.steady { 5 } else { 1 };
+    let unit = match (part.steady, rdma) {
+        (true, _) => 25,
+        (false, true) => 5,
+        (false, false) => 1,
+    };
     let ms = |n: u64| Duration::from_millis(n * unit);
     let kv = KvConfig::default()
         .qps(part.qps as usize)

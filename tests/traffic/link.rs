@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use landfall::kv::{Cause, ChannelClosed, Grant, KvChannel, Mapping};
+use landfall::kv::{Cause, ChannelClosed, Grant, KvChannel, Mapping, RailState};
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinSet;
 
@@ -95,10 +95,20 @@ impl Link {
             rails.iter().map(|rail| u64::from(of(rail))).sum::<u64>()
         };
         say(format_args!("rails {} {}", sum(|rail| rail.failures), sum(|rail| rail.returns)));
-        // A channel ends by its last rail, and the first one is whole; deadlines may pass on a busy machine.
-        let timely = !matches!(end.cause(), Cause::PeerLost | Cause::AbortStuck | Cause::CloseTimeout);
-        if self.life.part().steady && !end.is_graceful() && timely {
-            bad(format_args!("a rail that has failed took the channel along (K10): {end}"));
+        // A channel ends by its last rail, and the first one is whole; nobody is killed or stopped, and deadlines are long.
+        if self.life.part().steady && !end.is_graceful() {
+            bad(format_args!("a channel ended though a rail of it was whole (K10): {end}"));
+        }
+        // Whatever ends a queue pair says what it was.
+        if end.cause() == Cause::Transport && end.to_string() == end.cause().to_string() {
+            bad(format_args!("a channel failed and does not say by what (R6): {end}"));
+        }
+        for rail in &rails {
+            if let RailState::Down { cause, .. } = &rail.state
+                && cause.is_empty()
+            {
+                bad(format_args!("a rail is down and does not say why (R6): {rail}"));
+            }
         }
     }
 

@@ -36,5 +36,7 @@ pub mod process;
 pub mod rails;
 mod reads;
 pub mod said;
+#[path = "../processes/tied.rs"]
+mod tied;
 pub mod worker;
 mod writes;

@@ -8,11 +8,12 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::levels::SETTINGS;
 use super::process;
+use super::tied::Tied;
 
 /// Far above what a worker takes for anything, on a busy machine too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Killed when dropped, stopped or not.
+/// Killed when dropped, stopped or not; and when this program is killed.
 pub struct Node {
     child: Child,
     stdin: ChildStdin,
@@ -28,6 +29,7 @@ impl Node {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
+            .tied()
             .spawn()?;
         let missing = || std::io::Error::other("a pipe of the child is missing");
         let stdin = child.stdin.take().ok_or_else(missing)?;

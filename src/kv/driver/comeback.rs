@@ -65,11 +65,15 @@ impl KvDriver {
     /// Tries to bring a rail back until it is, or the channel ends.
     pub(super) fn probe(self: &Arc<Self>, rail: usize) {
         let (driver, (first, most)) = (Arc::downgrade(self), self.config.rail_probe);
+        let port_up = lock(&self.inner).rails[rail].port_up.clone();
         self.runtime.spawn(async move {
             let mut wait = first;
             loop {
-                tokio::time::sleep(wait).await;
-                wait = wait.saturating_mul(2).min(most);
+                wait = match tokio::time::timeout(wait, port_up.notified()).await {
+                    // At once, and then as from the beginning.
+                    Ok(()) => first,
+                    Err(_) => wait.saturating_mul(2).min(most),
+                };
                 let Some(driver) = driver.upgrade() else { return };
                 match driver.bring_back(rail).await {
                     Err(End::Failed(reason)) => {

@@ -323,6 +323,7 @@ impl KvDriver {
             (0..inner.rails.len()).filter(|&rail| inner.rails[rail].cq.is_some()).collect()
         };
         there.into_iter().for_each(|rail| this.enrol(rail));
+        this.watch_ports();
         this
     }
 

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use super::tasks::Owner;
@@ -60,6 +60,8 @@ pub(super) struct Rail {
     pub(super) attempts: u32,
     /// Hears what the peer's driver says of it.
     pub(super) ear: Ear,
+    /// Its port is up again: an attempt to come back need not wait.
+    pub(super) port_up: Arc<Notify>,
     /// Its place among those who hear of the device's events.
     pub(super) owner: Arc<Owner>,
     pub(super) enrolled: Option<Enrolled>,
@@ -132,6 +134,7 @@ impl Rail {
             attempt: None,
             attempts: 0,
             ear: Ear::default(),
+            port_up: Arc::default(),
             owner,
             enrolled: None,
         }

@@ -3,7 +3,7 @@
 
 use std::time::{Instant, SystemTime};
 
-use super::rail::{Down, Phase};
+use super::rail::{Down, Phase, Rail};
 use super::{After, DRAIN_LIMIT, Inner, KvDriver, State};
 use crate::kv::lock;
 use crate::kv::proto::Cause;
@@ -35,6 +35,17 @@ impl KvDriver {
         let enrolled = events.enrol(ids, &owner);
         let replaced = lock(&self.inner).rails[rail].enrolled.replace(enrolled);
         drop(replaced);
+    }
+
+    /// Has each rail told of its device's ports, whether it is up or not.
+    pub(super) fn watch_ports(&self) {
+        let owners: Vec<_> = {
+            let inner = lock(&self.inner);
+            inner.rails.iter().map(|rail| (rail.pd.clone(), rail.owner.clone())).collect()
+        };
+        for (pd, owner) in owners {
+            pd.device().provider().events().watch_ports(&owner);
+        }
     }
 
     /// Ends a rail when the connection manager says that the peer is gone.
@@ -74,6 +85,36 @@ impl KvDriver {
 }
 
 impl Inner {
+    /// A port of a rail's device has gone down, or is up again.
+    ///
+    /// Its queue pairs would fail when their retries are used up. A rail beside others does not wait for that: what it has under
+    /// way is done by them at once. The last one that is up does, since its port may be back before, and is asked for a sign of
+    /// life, so that its queue pairs find out though nothing else is posted.
+    pub(super) fn port_changed(
+        &mut self,
+        rail: usize,
+        port: u8,
+        active: bool,
+        now: Instant,
+        after: &mut After,
+    ) {
+        if self.rails[rail].pd.device().port().is_some_and(|own| own != port) {
+            return;
+        }
+        if active {
+            self.rails[rail].port_up.notify_one();
+            return;
+        }
+        let other = |(n, other): (usize, &Rail)| n != rail && other.phase == Phase::Up;
+        if self.rails.iter().enumerate().any(other) {
+            return self.fail_rail(rail, Cause::Transport, "its port is down", now, after);
+        }
+        if let Some(conn) = &mut self.conn {
+            conn.ask_for_life(rail);
+            self.turn(now, after);
+        }
+    }
+
     /// Whether the task of this rail keeps the clock.
     pub(super) fn keeps_clock(&self, rail: usize) -> bool {
         self.rails.iter().position(|rail| !rail.lost && rail.cq.is_some()) == Some(rail)

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::KvDriver;
 use crate::kv::lock;
 use crate::kv::proto::Cause;
-use crate::provider::events::{Affected, Harm};
+use crate::provider::events::{Affected, Harm, PortWatcher};
 use crate::reactor::{Drive, Step};
 
 const RUNTIME_GONE: &str =
@@ -78,6 +78,15 @@ impl Affected for Owner {
                 inner.lose_rail(rail, "its device is gone", now, after);
             }
         });
+        driver.nudge();
+    }
+}
+
+impl PortWatcher for Owner {
+    fn port(self: Arc<Self>, port: u8, active: bool) {
+        let Some(driver) = self.driver.upgrade() else { return };
+        let (now, rail) = (Instant::now(), self.rail);
+        driver.locked(|inner, after| inner.port_changed(rail, port, active, now, after));
         driver.nudge();
     }
 }

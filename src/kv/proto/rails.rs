@@ -152,6 +152,14 @@ impl Connection {
         }
     }
 
+    /// There is reason to believe that a rail is dead: each of its queue pairs is asked for a sign of life.
+    pub(crate) fn ask_for_life(&mut self, rail: usize) {
+        let r = &self.rails[rail];
+        if self.state == State::Open && r.is_up() {
+            self.links[r.qps.clone()].iter_mut().for_each(|link| link.ping = true);
+        }
+    }
+
     /// The queue pairs of a rail that failed are destroyed, and everything that they had received, and every work request,
     /// was handed in: no device of ours uses memory by that rail.
     pub(crate) fn rail_fenced(&mut self, rail: usize, now: Instant) {

@@ -107,6 +107,7 @@ impl SoftDevice {
         if faulty.is_some() {
             tracing::warn!("a soft device with faults: LANDFALL_SOFT={config} repeats it");
         }
+        let events = Events::new(&format!("soft-{}", config.profile));
         Ok(Arc::new(Self {
             caps: config.profile.capabilities(),
             profile: config.profile,
@@ -118,10 +119,10 @@ impl SoftDevice {
             lenders: shm::Lenders::default(),
             qp_numbers: channel::QpNumbers::default(),
             pds: AtomicU32::new(0),
-            cable: Arc::default(),
+            cable: Cable::new(events.clone()),
             cqs: AtomicU64::new(0),
             qps: AtomicU64::new(0),
-            events: Events::new(&format!("soft-{}", config.profile)),
+            events,
             #[cfg(test)]
             channels_fail: Default::default(),
         }))
@@ -141,7 +142,7 @@ impl SoftDevice {
         self.profile.no_manual_connect()
     }
 
-    /// It has none of its own: its errors are completions.
+    /// Those of its one port, when its link is cut and mended. Its errors are completions.
     pub(crate) fn events(&self) -> &Arc<Events> {
         &self.events
     }

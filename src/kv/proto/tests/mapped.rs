@@ -98,6 +98,17 @@ fn carry_out(plan: &Plan, max_write: u32, source: &[u8], target: &mut [u8]) -> u
     bytes
 }
 
+/// The same of a plan of READs: from the remote side to ours.
+fn read_in(plan: &Plan, max_read: u32, owners: &[u8], ours: &mut [u8]) -> u64 {
+    let (mut cursor, mut bytes) = (super::super::plan::Cursor::default(), 0);
+    while let Some(p) = cursor.next(plan, 0, max_read) {
+        let (to, from, len) = (offset(p.src_addr, p.lkey), offset(p.dst_addr, p.rkey), p.len as usize);
+        ours[to..to + len].copy_from_slice(&owners[from..from + len]);
+        bytes += u64::from(p.len);
+    }
+    bytes
+}
+
 /// Source token, target token, count: of whole pools, so that runs merge across blocks.
 fn spans(r: &mut Random, source: u32, target: u32) -> Vec<(u32, u32, u32)> {
     let mut spans = Vec::new();
@@ -142,7 +153,8 @@ fn random_case(seed: u64) {
     let mut expected = before.clone();
     let build = || PlanBuilder::mapped((&src, &src_seams), (&dst, &dst_seams), &mapping).expect("fits");
     let (mut builder, mut by_layer, mut bytes) = (build(), build(), 0u64);
-    for (from, to, count) in spans(r, src.tokens(), dst.tokens()) {
+    let pushed = spans(r, src.tokens(), dst.tokens());
+    for &(from, to, count) in &pushed {
         builder.push(from, to, count).expect("in range");
         by_layer.push(from, to, count).expect("in range");
         for i in 0..count {
@@ -170,6 +182,16 @@ fn random_case(seed: u64) {
     let mut got = before.clone();
     assert_eq!(carry_out(&plan, max_write, &source, &mut got), bytes, "seed {seed}");
     assert!(got == expected, "seed {seed}: other bytes than the naive copy's");
+
+    // As a reader plans it: its own memory is the source's side of the plan, and each piece comes the other way.
+    let back = mapping.reversed();
+    let mut builder = PlanBuilder::mapped((&dst, &dst_seams), (&src, &src_seams), &back).expect("fits");
+    pushed.iter().for_each(|&(from, to, count)| builder.push(to, from, count).expect("in range"));
+    let read = builder.build().expect("small");
+    assert_eq!((read.bytes(), read.descriptors()), (bytes, plan.descriptors()), "seed {seed}");
+    let mut got = before.clone();
+    assert_eq!(read_in(&read, max_write, &source, &mut got), bytes, "seed {seed}");
+    assert!(got == expected, "seed {seed}: READs bring other bytes than the naive copy");
 
     // The layers one by one make the whole.
     let plan = by_layer.build_by_layer().expect("small");

@@ -1,0 +1,167 @@
+//! Who is there: workers make themselves known, and a gateway watches.
+//!
+//! - [`fixed`]: a list of addresses. A worker needs to do nothing; the gateway asks each address in turn. No service is needed.
+//! - [`etcd`] (feature `etcd`): workers register under a lease; the gateway watches. For more than one machine, or more than one
+//!   gateway.
+//!
+//! In both, a worker that is silent for the time of its lease is out, and one that was restarted comes back with a new epoch.
+
+#[cfg(feature = "etcd")]
+pub mod etcd;
+pub mod fixed;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+
+use crate::protocol::Worker;
+
+/// A worker that is silent for so long is out.
+pub const LEASE: Duration = Duration::from_secs(2);
+
+/// Everybody who is there now.
+pub type Workers = Arc<Vec<Worker>>;
+
+/// Somewhere that workers are found. Two calls: the one a worker makes, and the one a gateway makes.
+pub trait Directory {
+    /// Makes `worker` known, until the registration is dropped or this process ends. Returns when it is known.
+    fn register(&self, worker: Worker) -> impl Future<Output = Result<Registration, DirectoryError>> + Send;
+
+    /// Who is there, from now on. Returns when it is known for the first time.
+    fn watch(&self) -> impl Future<Output = Result<Watch, DirectoryError>> + Send;
+}
+
+/// A worker that is known. Dropping it takes the worker out.
+#[derive(Debug)]
+pub struct Registration {
+    _keep: Option<Task>,
+}
+
+/// Who is there.
+#[derive(Debug)]
+pub struct Watch {
+    workers: watch::Receiver<Workers>,
+    _keep: Task,
+}
+
+impl Watch {
+    /// Everybody now.
+    pub fn now(&self) -> Workers {
+        self.workers.borrow().clone()
+    }
+
+    /// Waits until it is somebody else, or somebody has changed.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost.
+    pub async fn changed(&mut self) -> Workers {
+        if self.workers.changed().await.is_err() {
+            // The task ends with the watch only, or with the runtime.
+            std::future::pending::<()>().await;
+        }
+        self.workers.borrow_and_update().clone()
+    }
+}
+
+/// A task that ends with its handle.
+#[derive(Debug)]
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+fn task(future: impl Future<Output = ()> + Send + 'static) -> Task {
+    Task(tokio::spawn(future).abort_handle())
+}
+
+/// Why a directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    #[error("--directory {0:?}: static, static://HOST:PORT,HOST:PORT,... or etcd://HOST:PORT,...")]
+    Unknown(String),
+    #[error("--directory static names no workers; a gateway needs static://HOST:PORT,...")]
+    Empty,
+    #[error("this build is without etcd; build with --features etcd")]
+    NoEtcd,
+    #[cfg(feature = "etcd")]
+    #[error("etcd at {servers}: {what}")]
+    Etcd {
+        servers: String,
+        what: &'static str,
+        #[source]
+        source: etcd_client::Error,
+    },
+}
+
+/// Which directory, as an option names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DirectoryUri {
+    /// Addresses of workers; none, for a worker itself.
+    Static(Vec<SocketAddr>),
+    /// Addresses of etcd's servers.
+    Etcd(Vec<String>),
+}
+
+impl FromStr for DirectoryUri {
+    type Err = DirectoryError;
+
+    fn from_str(text: &str) -> Result<Self, DirectoryError> {
+        let unknown = || DirectoryError::Unknown(text.to_owned());
+        if text == "static" {
+            return Ok(Self::Static(Vec::new()));
+        }
+        let (scheme, list) = text.split_once("://").ok_or_else(unknown)?;
+        match scheme {
+            "static" => {
+                let addresses: Result<_, _> = list.split(',').map(str::parse).collect();
+                Ok(Self::Static(addresses.map_err(|_| unknown())?))
+            }
+            "etcd" if !list.is_empty() => Ok(Self::Etcd(list.split(',').map(str::to_owned).collect())),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+impl fmt::Display for DirectoryUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Static(list) if list.is_empty() => f.write_str("static"),
+            Self::Static(list) => {
+                let list: Vec<String> = list.iter().map(SocketAddr::to_string).collect();
+                write!(f, "static://{}", list.join(","))
+            }
+            Self::Etcd(list) => write!(f, "etcd://{}", list.join(",")),
+        }
+    }
+}
+
+impl Directory for DirectoryUri {
+    async fn register(&self, worker: Worker) -> Result<Registration, DirectoryError> {
+        match self {
+            Self::Static(list) => fixed::Fixed::new(list.clone()).register(worker).await,
+            #[cfg(feature = "etcd")]
+            Self::Etcd(servers) => etcd::Etcd::new(servers.clone()).register(worker).await,
+            #[cfg(not(feature = "etcd"))]
+            Self::Etcd(_) => Err(DirectoryError::NoEtcd),
+        }
+    }
+
+    async fn watch(&self) -> Result<Watch, DirectoryError> {
+        match self {
+            Self::Static(list) if list.is_empty() => Err(DirectoryError::Empty),
+            Self::Static(list) => fixed::Fixed::new(list.clone()).watch().await,
+            #[cfg(feature = "etcd")]
+            Self::Etcd(servers) => etcd::Etcd::new(servers.clone()).watch().await,
+            #[cfg(not(feature = "etcd"))]
+            Self::Etcd(_) => Err(DirectoryError::NoEtcd),
+        }
+    }
+}
