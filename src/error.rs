@@ -204,6 +204,9 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
+    /// Memory of a GPU could not be allocated, found or copied.
+    #[error(transparent)]
+    Gpu(#[from] crate::cuda::CudaError),
     /// The device lacks the kind of access that was asked for.
     #[error("{what} is not supported by {device}; {fix}")]
     Unsupported {

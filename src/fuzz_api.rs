@@ -25,6 +25,11 @@ pub fn grant(data: &[u8]) {
     assert_eq!((grant.len(), grant.block_at(position)), (position, None));
 }
 
+/// The frames of an authenticated handshake, with an attacker in the middle.
+pub fn sealed(data: &[u8]) {
+    crate::connect::fuzz::sealed(data);
+}
+
 /// The protocol of a channel, against a hostile peer.
 pub fn control(data: &[u8]) {
     crate::kv::proto::fuzz::operations(data);
@@ -61,6 +66,28 @@ mod tests {
     #[test]
     fn b1_the_corpus_of_the_hello_target_passes() {
         corpus("hello", super::hello);
+    }
+
+    #[test]
+    fn b1_the_corpus_of_the_sealed_target_passes() {
+        corpus("sealed", super::sealed);
+    }
+
+    /// The attacker of `sealed` needs luck, and has none: a few thousand tries, the same ones each time.
+    #[test]
+    fn b1_an_attacker_gets_no_frame_taken() {
+        let mut x = 0x9e37_79b9_7f4a_7c15u64;
+        for _ in 0..3000 {
+            let data: Vec<u8> = (0..96)
+                .map(|_| {
+                    x ^= x << 13;
+                    x ^= x >> 7;
+                    x ^= x << 17;
+                    (x >> 32) as u8
+                })
+                .collect();
+            super::sealed(&data);
+        }
     }
 
     #[test]

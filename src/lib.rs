@@ -73,13 +73,15 @@
 //!
 //! # The guide
 //!
-//! [`guide::landing`] (what a finished write means), [`guide::grants`] (who owns a block and when), [`guide::errors`]
-//! (whose fault, and what to do), [`guide::tuning`], [`guide::transports`], [`guide::runtime`].
+//! [`guide::concepts`] (the words), [`guide::landing`] (what a finished write means), [`guide::grants`] (who owns a block and when), [`guide::admission`] (who
+//! may connect), [`guide::errors`] (whose fault, and what to do), [`guide::tuning`], [`guide::transports`], [`guide::runtime`].
 //!
 //! # Features
 //!
 //! - `verbs` (default): RDMA devices. libibverbs is loaded when one is asked for.
+//! - `cuda`: memory of GPUs, see [`guide::gpu`]. The CUDA driver is loaded when it is asked for.
 //! - `cli`: the program `landfall`, which looks at a host and measures it; [`guide::operating`] and [`guide::measuring`] say how.
+//! - `tls`: admission by certificates ([`guide::admission`]). It needs a C compiler to build.
 //! - `metrics`: numbers of all channels through the facade `metrics`; the application chooses the exporter.
 //!
 //! A default build needs a Rust toolchain and nothing else.
@@ -88,6 +90,7 @@
 
 pub mod connect;
 pub mod counters;
+pub mod cuda;
 pub mod device;
 pub mod doctor;
 pub mod error;

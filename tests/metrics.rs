@@ -18,6 +18,13 @@ use recorder::Numbers;
 /// Long, on a machine that does other things too.
 const LONG: Duration = Duration::from_secs(60);
 const BLOCK: u64 = 4096;
+/// What the dashboard asks of `landfall watch --prometheus`.
+const DEVICES: [&str; 4] = [
+    "landfall_port_up",
+    "landfall_port_sent_bytes_total",
+    "landfall_port_received_bytes_total",
+    "landfall_port_errors_total",
+];
 
 /// One for all tests: they tell their channels apart by the names of peers.
 fn numbers() -> &'static Numbers {
@@ -226,4 +233,62 @@ fn every_name_is_documented_and_described() {
             assert!(page.contains(&format!("//! | `{name}` | {letter} | ")), "{name} is not in the table");
         }
     });
+}
+
+/// Every expression of the dashboard: its queries, and those of its variables.
+fn expressions(dashboard: &serde_json::Value, found: &mut Vec<String>) {
+    match dashboard {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str() {
+                    Some(text) if name == "expr" || name == "definition" => found.push(text.to_owned()),
+                    _ => expressions(value, found),
+                }
+            }
+        }
+        serde_json::Value::Array(values) => values.iter().for_each(|value| expressions(value, found)),
+        _ => {}
+    }
+}
+
+/// A dashboard that asks for what nobody tells shows nothing, and nobody sees why.
+#[test]
+fn the_dashboard_asks_for_what_there_is() {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(include_str!("../deploy/grafana.json")).expect("the dashboard is JSON");
+    let mut found = Vec::new();
+    expressions(&dashboard, &mut found);
+    assert!(found.len() > 15, "{found:?}");
+    // As Prometheus names them: a histogram is three.
+    let mut known: BTreeSet<String> = BTreeSet::new();
+    for (name, kind, _) in NAMES {
+        match kind {
+            Kind::Histogram => known.extend(["bucket", "sum", "count"].map(|part| format!("{name}_{part}"))),
+            _ => _ = known.insert(name.to_owned()),
+        }
+    }
+    let mut asked = BTreeSet::new();
+    for expression in &found {
+        let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        asked.extend(words.filter(|word| word.starts_with("landfall_")).map(str::to_owned));
+    }
+    let of_channels = |name: &&String| !DEVICES.contains(&name.as_str());
+    let exporter = include_str!("../src/bin/landfall/watch/prometheus.rs");
+    for name in DEVICES {
+        assert!(exporter.contains(&format!("\"{name}\"")), "landfall watch does not tell {name}");
+    }
+    let unknown: Vec<_> = asked.iter().filter(of_channels).filter(|name| !known.contains(*name)).collect();
+    assert!(unknown.is_empty(), "nobody tells {unknown:?}");
+    // And it shows everything that a channel tells.
+    for (name, _, _) in NAMES {
+        assert!(asked.iter().any(|word| word.starts_with(name)), "the dashboard does not show {name}");
+    }
+    let labels =
+        ["peer", "path", "op", "outcome", "rail", "device", "direction", "state", "le", "port", "counter"];
+    for expression in &found {
+        let by = expression.split(" by (").skip(1).filter_map(|rest| rest.split_once(')'));
+        for label in by.flat_map(|(list, _)| list.split(", ")) {
+            assert!(labels.contains(&label), "{label} in {expression}");
+        }
+    }
 }

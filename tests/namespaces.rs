@@ -4,8 +4,11 @@
 //! namespaces that are made here. `cargo test` builds the example; with `--test namespaces` alone, run `cargo build --examples`
 //! before.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -94,6 +97,19 @@ impl Drop for Network {
     }
 }
 
+/// A file with the key that both sides hold: addresses of these namespaces are no loopback ones.
+fn key() -> &'static PathBuf {
+    static KEY: OnceLock<PathBuf> = OnceLock::new();
+    KEY.get_or_init(|| {
+        let path = std::env::temp_dir().join(format!("landfall-namespaces-{}.psk", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        writeln!(file, "namespaces {}", "5a".repeat(32)).unwrap();
+        path
+    })
+}
+
 /// `kv_stream` behind the words of `enter`.
 fn kv_stream(enter: &[String], args: &str) -> Command {
     let exe = std::env::current_exe().unwrap();
@@ -102,6 +118,7 @@ fn kv_stream(enter: &[String], args: &str) -> Command {
     let words: Vec<_> = enter.iter().map(Into::into).chain([path.into_os_string()]).collect();
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).args(["--tokens", "256", "--requests", "2"]).args(args.split_whitespace());
+    command.arg("--psk").arg(key());
     command.env_remove("LANDFALL_SOFT").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

@@ -19,6 +19,10 @@ mod initiator;
 mod placement;
 mod reading;
 mod receiver;
+#[cfg(feature = "metrics")]
+#[path = "../common/recorder.rs"]
+#[allow(dead_code, reason = "here it only counts")]
+mod recorder;
 
 use std::process::ExitCode;
 
@@ -27,6 +31,12 @@ use cases::{CASES, Case};
 use common::{Error, INITIATOR_CPU, RECEIVER_CPU};
 
 fn main() -> ExitCode {
+    // So that what is measured is told as an exporter would have it told.
+    #[cfg(feature = "metrics")]
+    if let Err(why) = metrics::set_global_recorder(recorder::Numbers::default()) {
+        eprintln!("landed: {why}");
+        return ExitCode::FAILURE;
+    }
     common::program("landed", args::USAGE, args::parse, |args| match &args.side {
         Side::Initiator => initiate(&args),
         Side::Receiver(name) => receive(&args, name),

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use landfall::kv::{GpuPath, UnknownGpuPath};
 use serde::{Deserialize, Serialize};
 
+use crate::admission::{AdmissionArgs, admission_usage};
 use crate::common::device::{DeviceArgs, device_usage, number};
 
 pub(crate) const USAGE: &str = concat!(
@@ -21,7 +23,11 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
 
 ",
     device_usage!(),
+    admission_usage!(),
     "\
+  --memory WHERE         where blocks are, on both sides: host, or cuda[:N] for a GPU (feature cuda)  [host]
+  --gpu-path WAY         how they have to travel from a GPU: any, ipc, staged, gpudirect; one that is not possible is an error
+                         before anything is sent                         [any]
   --rails N              rails of the channel, 1 to 16: so many devices   [1, or as many as --device names]
   --strict-rails         every rail has to be there, and to live
   --qps N                queue pairs of each rail, 1 to 64 in all         [1]
@@ -44,6 +50,33 @@ Both sides must name the same layout (--page, --tokens, --requests, --run, --lay
   --quiet                no progress bar
 "
 );
+
+/// Where the blocks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Where {
+    Host,
+    Cuda(u32),
+}
+
+impl std::fmt::Display for Where {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Cuda(device) => write!(f, "cuda:{device}"),
+        }
+    }
+}
+
+impl Where {
+    fn from_word(word: &str) -> Option<Self> {
+        match word.split_once(':') {
+            None if word == "host" => Some(Self::Host),
+            None if word == "cuda" => Some(Self::Cuda(0)),
+            Some(("cuda", device)) => device.parse().ok().map(Self::Cuda),
+            _ => None,
+        }
+    }
+}
 
 /// Which side of the stream this process is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +113,9 @@ impl Pull {
 pub(crate) struct Args {
     pub(crate) side: Side,
     pub(crate) device: DeviceArgs,
+    pub(crate) memory: Where,
+    pub(crate) gpu_path: GpuPath,
+    pub(crate) admission: AdmissionArgs,
     /// 0: as many as devices are named.
     pub(crate) rails: usize,
     pub(crate) strict_rails: bool,
@@ -109,6 +145,9 @@ impl Default for Args {
         Self {
             side: Side::Alone,
             device: DeviceArgs::default(),
+            memory: Where::Host,
+            gpu_path: GpuPath::Any,
+            admission: AdmissionArgs::default(),
             rails: 0,
             strict_rails: false,
             qps: 1,
@@ -161,6 +200,12 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         if a.device.take(&flag, &mut value)? {
             continue;
         }
+        if a.admission.take(&flag, &mut value)? {
+            if flag == "--insecure" && inline.is_some() {
+                return Err(format!("{flag} takes no value"));
+            }
+            continue;
+        }
         match flag.as_str() {
             "--help" | "-h" => return Ok(None),
             "--listen" | "--connect" if a.side != Side::Alone => {
@@ -170,6 +215,14 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
             }
             "--listen" => a.side = Side::Listen(address(&flag, &value()?)?),
             "--connect" => a.side = Side::Connect(address(&flag, &value()?)?),
+            "--memory" => {
+                let word = value()?;
+                let place = Where::from_word(&word);
+                a.memory = place.ok_or(format!("--memory {word}: one of host, cuda and cuda:N"))?;
+            }
+            "--gpu-path" => {
+                a.gpu_path = value()?.parse().map_err(|e: UnknownGpuPath| format!("--gpu-path: {e}"))?;
+            }
             "--rails" => a.rails = number(&flag, &value()?, 1, 16)? as usize,
             "--strict-rails" => a.strict_rails = true,
             "--qps" => a.qps = number(&flag, &value()?, 1, 64)? as usize,
@@ -196,6 +249,10 @@ pub(crate) fn parse(words: impl Iterator<Item = OsString>) -> Result<Option<Args
         }
     }
     a.device.check()?;
+    if a.gpu_path != GpuPath::Any && a.memory == Where::Host {
+        return Err(format!("--gpu-path {}: blocks in host memory take none; add --memory cuda", a.gpu_path));
+    }
+    a.admission.check()?;
     if a.read.is_some() && a.file.is_some() {
         return Err("--read and --file: a file is pushed; leave one of them out".to_owned());
     }

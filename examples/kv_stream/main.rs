@@ -4,6 +4,7 @@
 //! the child is the decode side, which grants blocks, receives and verifies. With `--read` the decode side pulls instead. See
 //! `--help`.
 
+mod admission;
 mod args;
 #[path = "../common/mod.rs"]
 mod common;
@@ -17,7 +18,7 @@ mod report;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-use args::{Args, Side};
+use args::{Args, Side, Where};
 use common::device::managed_address;
 use common::peer::Peer;
 pub(crate) use common::{Error, print};
@@ -102,7 +103,7 @@ async fn listen_address(args: &Args, endpoint: &KvEndpoint, given: SocketAddr) -
 async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> {
     let devices = args.device.open(side(args), args.rails)?;
     let layout = layout(args)?;
-    let memory = Memory::anonymous(layout.required_bytes());
+    let memory = memory(args, layout.required_bytes())?;
     let domains = devices.iter().map(|device| device.alloc_pd()).collect::<Result<Vec<_>, _>>()?;
     let pool = KvPool::on_rails(&domains.iter().collect::<Vec<_>>(), layout, memory, access).await?;
     let config = KvConfig::default()
@@ -110,8 +111,22 @@ async fn endpoint(args: &Args, access: PoolAccess) -> Result<KvEndpoint, Error> 
         .strict_rails(args.strict_rails)
         .spin(args.spin)
         .require_rdma(args.device.is_verbs())
-        .bootstrap(args.device.bootstrap);
+        .gpu_path(args.gpu_path)
+        .bootstrap(args.device.bootstrap)
+        .admission(args.admission.admission()?);
     Ok(KvEndpoint::new(pool, config)?)
+}
+
+fn memory(args: &Args, bytes: u64) -> Result<Memory, Error> {
+    match args.memory {
+        Where::Host => Ok(Memory::anonymous(bytes)),
+        #[cfg(feature = "cuda")]
+        Where::Cuda(device) => Ok(Memory::cuda(device, bytes)),
+        #[cfg(not(feature = "cuda"))]
+        Where::Cuda(_) => {
+            Err("--memory cuda: this build is without it; build with the feature \"cuda\"".into())
+        }
+    }
 }
 
 /// The address of this process, and whether it is the one that listens.
@@ -139,6 +154,8 @@ fn peer_args(args: &Args) -> Vec<String> {
     if args.rails > 0 {
         option("--rails", &args.rails);
     }
+    option("--memory", &args.memory);
+    option("--gpu-path", &args.gpu_path);
     option("--spin", &args.spin.as_micros());
     option("--tokens", &args.tokens);
     option("--layers", &args.layers);
@@ -152,5 +169,6 @@ fn peer_args(args: &Args) -> Vec<String> {
         line.push("--strict-rails".to_owned());
     }
     line.extend(args.device.peer());
+    line.extend(args.admission.peer());
     line
 }

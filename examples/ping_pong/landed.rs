@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use landfall::connect::Admission;
 use landfall::device::Device;
 use landfall::kv::{Blocks, Bootstrap, Grant, KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
 
@@ -17,7 +18,11 @@ pub(crate) async fn endpoint(device: &Device, plan: Plan) -> Result<KvEndpoint, 
     let layout = Layout::contiguous(1, 2 * GRANTS, plan.size)?;
     let pool = KvPool::new(&device.alloc_pd()?, layout).await?;
     let bootstrap = if plan.by_manager { Bootstrap::Cm } else { Bootstrap::Oob };
-    let config = KvConfig::default().spin(Duration::from_micros(plan.spin_us)).bootstrap(bootstrap);
+    // The exchange that has led here lets anybody in, too.
+    let config = KvConfig::default()
+        .spin(Duration::from_micros(plan.spin_us))
+        .bootstrap(bootstrap)
+        .admission(Admission::Open);
     Ok(KvEndpoint::new(pool, config)?)
 }
 

@@ -18,6 +18,10 @@ pub enum Stage {
     Listen,
     /// Establishing the TCP connection.
     Dial,
+    /// The TLS handshake.
+    Tls,
+    /// Showing that both sides hold a pre-shared key.
+    Challenge,
     /// The client's hello: sending it, or waiting for it.
     Hello,
     /// The server's answer to the hello.
@@ -44,6 +48,8 @@ impl fmt::Display for Stage {
             Self::Resolve => "name look-up",
             Self::Listen => "listening",
             Self::Dial => "the TCP connect",
+            Self::Tls => "TLS handshake",
+            Self::Challenge => "proof of the key",
             Self::Hello => "hello",
             Self::HelloReply => "reply to the hello",
             Self::Ready => "ready",
@@ -194,6 +200,79 @@ pub enum ConnectError {
         /// The kind that came.
         kind: u16,
     },
+    /// A listener that anybody who reaches it could connect to, which was not asked for.
+    #[error(
+        "{addr} can be reached from other hosts, and anybody could connect: give KvConfig::admission a key (Admission::Psk), say Admission::Open where every host of the network is trusted, or listen on a loopback address"
+    )]
+    AdmissionRequired {
+        /// The address asked for.
+        addr: SocketAddr,
+    },
+    /// The two sides admit peers in different ways.
+    #[error(
+        "admission differs: {ours} on this side, {theirs} on the peer's; configure KvConfig::admission alike on both"
+    )]
+    AdmissionMismatch {
+        /// Our way: `open`, `psk` or `tls`.
+        ours: String,
+        /// The peer's.
+        theirs: String,
+    },
+    /// One side names a pre-shared key that the other one does not have.
+    #[error("{by} has no pre-shared key of the id {id:?}; give both sides the key under the same id")]
+    UnknownKey {
+        /// The key's id.
+        id: String,
+        /// Who does not have it.
+        by: &'static str,
+    },
+    /// What came does not prove that the peer holds the key.
+    #[error(
+        "{stage}: the peer does not prove that it holds the key: it has another one under the same id, or somebody has changed, repeated or made up what came"
+    )]
+    NotAuthentic {
+        /// What the message was.
+        stage: Stage,
+    },
+    /// The peer did not take what we sent as proof that we hold the key.
+    #[error(
+        "the peer refuses this side's proof of the key: the two have different keys under the same id, or somebody has changed what was sent"
+    )]
+    RefusedAsNotAuthentic,
+    /// TLS failed on this side: the peer's certificate is not taken, or what came is not TLS as it should be.
+    #[error("{stage}: TLS failed; check both sides' certificates, authorities and clocks")]
+    Tls {
+        /// What was going on.
+        stage: Stage,
+        /// What was wrong.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The peer refused TLS with us.
+    #[error("the peer refuses this side's certificate, or its TLS; check what it trusts, and both clocks")]
+    RefusedByTls {
+        /// What it said.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The peer's certificate is good, and for none of the names that may connect; or its endpoint is known as that of another.
+    #[error(
+        "{by} does not admit {peer:?}: it is none of those that may connect (Tls::peers), or gives itself out as the endpoint of another one"
+    )]
+    NotAdmitted {
+        /// The names in the certificate of the one that is refused.
+        peer: String,
+        /// Who does not admit whom.
+        by: &'static str,
+    },
+    /// Certificates were asked for where queue pairs are connected by a connection manager.
+    #[error(
+        "{device} is connected by a connection manager, which carries no TLS; use Admission::Psk, or a device that can be connected out of band with Bootstrap::Oob"
+    )]
+    TlsByManager {
+        /// The device.
+        device: String,
+    },
     /// The endpoint that answers is not the one asked for.
     #[error(
         "another endpoint answers: expected {expected}, got {got}; the peer was restarted or the address is wrong: look it up again"
@@ -285,6 +364,14 @@ pub enum ConnectError {
     /// The listening side cannot take one more channel now, for want of descriptors, memory or what a device has.
     #[error("the listening side cannot take one more channel now; retry later")]
     Busy,
+    /// This side connects more often than the listener allows one address.
+    #[error(
+        "the listener takes {limit} connects a second from one address; connect less often, or raise PeerLimits::connects_per_second there"
+    )]
+    TooOften {
+        /// Connects a second.
+        limit: u32,
+    },
     /// The peer is closing.
     #[error("the peer is closing; connect to another one, or retry when it is back")]
     Closing,
@@ -396,6 +483,8 @@ impl ConnectError {
             Self::Address { .. }
             | Self::AddrInUse { .. }
             | Self::Invalid { .. }
+            | Self::AdmissionRequired { .. }
+            | Self::TlsByManager { .. }
             | Self::PrivateDataTooLong { .. }
             | Self::OtherDevice { .. }
             | Self::NoScope { .. }
@@ -407,9 +496,16 @@ impl ConnectError {
             | Self::TooLarge { .. }
             | Self::Truncated { .. }
             | Self::Malformed { .. }
+            | Self::NotAuthentic { .. }
             | Self::Evicted { .. }
             | Self::Unexpected { .. } => Fault::Peer,
             Self::Version { .. }
+            | Self::AdmissionMismatch { .. }
+            | Self::UnknownKey { .. }
+            | Self::RefusedAsNotAuthentic
+            | Self::Tls { .. }
+            | Self::RefusedByTls { .. }
+            | Self::NotAdmitted { .. }
             | Self::IdentityMismatch { .. }
             | Self::LayoutMismatch { .. }
             | Self::DtypeMismatch { .. }
@@ -429,6 +525,7 @@ impl ConnectError {
             | Self::Io { .. }
             | Self::Closed { .. }
             | Self::Busy
+            | Self::TooOften { .. }
             | Self::Closing => Fault::Environment,
         }
     }
@@ -436,6 +533,11 @@ impl ConnectError {
     /// An error of the socket at `stage`; a peer that went away is [`ConnectError::Closed`].
     pub(crate) fn io(stage: Stage, source: io::Error) -> Self {
         use io::ErrorKind as K;
+        #[cfg(feature = "tls")]
+        let source = match Self::tls(stage, source) {
+            Ok(found) => return found,
+            Err(source) => source,
+        };
         match source.kind() {
             K::ConnectionReset | K::BrokenPipe | K::UnexpectedEof if stage != Stage::Dial => {
                 Self::Closed { stage }

@@ -28,6 +28,9 @@ pub(crate) enum Kind {
     Reject = 3,
     Ready = 4,
     ReadyAck = 5,
+    // Of admission by a pre-shared key.
+    AuthStart = 6,
+    AuthChallenge = 7,
     // Of the soft provider's connection manager.
     CmRequest = 16,
     CmReply = 17,
@@ -43,6 +46,8 @@ impl Kind {
             3 => Self::Reject,
             4 => Self::Ready,
             5 => Self::ReadyAck,
+            6 => Self::AuthStart,
+            7 => Self::AuthChallenge,
             16 => Self::CmRequest,
             17 => Self::CmReply,
             18 => Self::CmReject,
@@ -103,6 +108,21 @@ pub(crate) struct Frame {
     pub(crate) body: Vec<u8>,
 }
 
+impl Frame {
+    /// Its header, as it was sent: nothing in one is left out by decoding.
+    pub(super) fn head(&self) -> [u8; HEADER_LEN] {
+        let mut head = Vec::with_capacity(HEADER_LEN);
+        // It was declared by 32 bits.
+        Header { kind: self.kind, len: self.body.len() as u32, epoch: self.epoch }.encode(&mut head);
+        head.try_into().expect("a header has its length")
+    }
+
+    /// All of it, as it was sent.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        [&self.head()[..], &self.body].concat()
+    }
+}
+
 /// A frame's bytes: the header and what `fill` appends.
 pub(crate) fn encode(
     kind: Kind,
@@ -139,6 +159,7 @@ pub(crate) async fn write(
 }
 
 /// Reads one frame.
+#[cfg(test)]
 pub(crate) async fn read(
     stream: &mut (impl AsyncRead + Unpin),
     stage: Stage,
@@ -154,6 +175,16 @@ pub(crate) async fn read_within(
     stage: Stage,
     deadline: Deadline,
 ) -> Result<Frame, ConnectError> {
+    let head = read_head(stream, stage, deadline).await?;
+    read_body(stream, head, limit, stage, deadline).await
+}
+
+/// Reads a frame's header.
+pub(crate) async fn read_head(
+    stream: &mut (impl AsyncRead + Unpin),
+    stage: Stage,
+    deadline: Deadline,
+) -> Result<Header, ConnectError> {
     let mut head = [0u8; HEADER_LEN];
     let got = deadline.io(stage, read_up_to(stream, &mut head)).await?;
     if got < head.len() {
@@ -166,7 +197,17 @@ pub(crate) async fn read_within(
         }
         return Err(ConnectError::Truncated { stage, got: got as u64, wanted: HEADER_LEN as u64 });
     }
-    let header = Header::decode(&head, stage)?;
+    Header::decode(&head, stage)
+}
+
+/// Reads the rest of a frame, of at most `limit` bytes.
+pub(crate) async fn read_body(
+    stream: &mut (impl AsyncRead + Unpin),
+    header: Header,
+    limit: u32,
+    stage: Stage,
+    deadline: Deadline,
+) -> Result<Frame, ConnectError> {
     if header.len > limit {
         return Err(ConnectError::TooLarge { stage, declared: header.len.into(), limit: limit.into() });
     }

@@ -1,6 +1,6 @@
 //! The four frames of a connect, over any stream, in an order that the types enforce.
 //!
-//! Client: [`client`] → [`ReplyReceived`] (connect the queue pairs) → [`ReplyReceived::ready`].
+//! Client: [`authenticate`] → [`client`] → [`ReplyReceived`] (connect the queue pairs) → [`ReplyReceived::ready`].
 //! Server: [`Incoming::hello`] → [`Offer`] (check, build and connect the queue pairs) → [`Offer::accept`] →
 //! [`Accepted`] (register the channel) → [`Accepted::finish`]. Dropping any of them closes the connection, and
 //! nothing else is left of it (B4). The whole handshake has one deadline.
@@ -10,21 +10,29 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+#[cfg(feature = "tls")]
+use tokio::net::TcpStream;
+#[cfg(feature = "tls")]
+use tokio_rustls::server::TlsStream as ServerStream;
 
+#[cfg(feature = "tls")]
+use super::admission::Tls;
+use super::admission::{Admission, Binding, PeerAuth, challenge};
 use super::agree::{Agreed, Role, agree};
 use super::codec_rail::{late, put_late};
 use super::deadline::Deadline;
 use super::error::{ConnectError, Stage};
-use super::frame::{self, Frame, Kind};
+use super::frame::{Kind, MAX_BODY};
+use super::framed::Framed;
 use super::gate::Ticket;
 use super::hello::Hello;
 use super::rail::LateRail;
 use super::reject::Reject;
 
 /// How long a connection lingers for its refusal to arrive.
-const LINGER: Duration = Duration::from_secs(1);
+pub(super) const LINGER: Duration = Duration::from_secs(1);
 /// How much unread input of a refused peer is taken, so that closing does not destroy the refusal on its way.
-const LINGER_BYTES: u64 = 2 * frame::MAX_BODY as u64;
+pub(super) const LINGER_BYTES: u64 = 2 * MAX_BODY as u64;
 
 /// Whom the client wants to reach. Nothing given: whoever answers.
 #[derive(Clone, Debug, Default)]
@@ -49,18 +57,30 @@ impl Expect {
     }
 }
 
+/// The client's first words: shows that we may connect, as `admission` has it, and finds out who answers. `epoch` is ours.
+pub(crate) async fn authenticate<S: AsyncRead + AsyncWrite + Unpin>(
+    framed: Framed<S>,
+    admission: &Admission,
+    epoch: u64,
+    deadline: Deadline,
+) -> Result<Framed<S>, ConnectError> {
+    match admission {
+        Admission::Psk(psk) => challenge::ask(framed.into_inner(), psk, epoch, deadline).await,
+        _ => Ok(framed),
+    }
+}
+
 /// Sends `hello` and waits for the reply. The reply has been checked against the hello.
 pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
-    mut stream: S,
+    mut framed: Framed<S>,
     hello: &Hello,
     expect: &Expect,
     deadline: Deadline,
 ) -> Result<ReplyReceived<S>, ConnectError> {
     check_ours(hello)?;
-    let bytes = frame::encode(Kind::Hello, hello.epoch, |b| hello.encode(b))?;
-    frame::write(&mut stream, &bytes, Stage::Hello, deadline).await?;
+    framed.send(Kind::Hello, hello.epoch, |b| hello.encode(b), Stage::Hello, deadline).await?;
     let stage = Stage::HelloReply;
-    let frame = receive(&mut stream, Kind::HelloReply, stage, None, deadline).await?;
+    let frame = framed.receive(Kind::HelloReply, stage, deadline).await?;
     let reply = Hello::decode(frame.epoch, &frame.body).map_err(|e| ConnectError::malformed(stage, e))?;
     expect.check(&reply)?;
     if reply.connection_id != hello.connection_id {
@@ -72,9 +92,9 @@ pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
         return Err(ConnectError::malformed(stage, "the reply has more queue pairs than were offered"));
     }
     match agree(hello, &reply, Role::Client) {
-        Ok(agreed) => Ok(ReplyReceived { reply, agreed, stream, epoch: hello.epoch, deadline }),
+        Ok(agreed) => Ok(ReplyReceived { reply, agreed, framed, epoch: hello.epoch, deadline }),
         Err(reject) => {
-            refuse(&mut stream, hello.epoch, &reject, deadline).await;
+            framed.refuse(hello.epoch, &reject, deadline).await;
             Err(reject.local_error())
         }
     }
@@ -85,7 +105,7 @@ pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
 pub(crate) struct ReplyReceived<S> {
     pub(crate) reply: Hello,
     pub(crate) agreed: Agreed,
-    stream: S,
+    framed: Framed<S>,
     epoch: u64,
     deadline: Deadline,
 }
@@ -93,16 +113,20 @@ pub(crate) struct ReplyReceived<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> ReplyReceived<S> {
     /// Says that our queue pairs are connected, with those that the hello did not have, and waits until the server knows it.
     pub(crate) async fn ready(mut self, late: &[LateRail]) -> Result<S, ConnectError> {
-        let bytes = frame::encode(Kind::Ready, self.epoch, |body| put_late(body, late))?;
-        frame::write(&mut self.stream, &bytes, Stage::Ready, self.deadline).await?;
-        let peer = Some(self.reply.epoch);
-        receive(&mut self.stream, Kind::ReadyAck, Stage::ReadyAck, peer, self.deadline).await?;
-        Ok(self.stream)
+        let (framed, deadline) = (&mut self.framed, self.deadline);
+        framed.send(Kind::Ready, self.epoch, |body| put_late(body, late), Stage::Ready, deadline).await?;
+        framed.receive(Kind::ReadyAck, Stage::ReadyAck, deadline).await?;
+        Ok(self.framed.into_inner())
+    }
+
+    /// As [`Offer::binding`].
+    pub(crate) fn binding(&self) -> Option<Binding> {
+        self.framed.binding()
     }
 
     /// Gives up, and says why.
     pub(crate) async fn reject(mut self, reject: Reject) -> ConnectError {
-        refuse(&mut self.stream, self.epoch, &reject, self.deadline).await;
+        self.framed.refuse(self.epoch, &reject, self.deadline).await;
         reject.local_error()
     }
 }
@@ -110,7 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ReplyReceived<S> {
 /// A connection that has not said hello.
 #[derive(Debug)]
 pub(crate) struct Incoming<S> {
-    stream: S,
+    framed: Framed<S>,
     peer: SocketAddr,
     ticket: Ticket,
     deadline: Deadline,
@@ -118,7 +142,7 @@ pub(crate) struct Incoming<S> {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
     pub(super) fn new(stream: S, peer: SocketAddr, ticket: Ticket, deadline: Deadline) -> Self {
-        Self { stream, peer, ticket, deadline }
+        Self { framed: Framed::plain(stream), peer, ticket, deadline }
     }
 
     /// The address it comes from.
@@ -126,30 +150,112 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
         self.peer
     }
 
-    /// Reads the hello. `epoch` is ours. A peer that breaks the format is told so, when it can understand it.
-    pub(crate) async fn hello(self, epoch: u64) -> Result<Offer<S>, ConnectError> {
-        let Self { mut stream, mut ticket, deadline, .. } = self;
+    /// Refuses before anything was said. `epoch` is ours.
+    pub(crate) async fn turn_away(self, epoch: u64, reject: Reject) -> ConnectError {
+        let Self { mut framed, mut ticket, deadline, .. } = self;
+        ticket.unless_evicted(framed.refuse(epoch, &reject, deadline)).await;
+        reject.local_error()
+    }
+
+    /// Reads the hello of one who may connect, as `admission` has it. `epoch` is ours. A peer that may not, or that breaks the
+    /// format, is told so, when it can understand it.
+    pub(crate) async fn hello(self, epoch: u64, admission: &Admission) -> Result<Offer<S>, ConnectError> {
+        let Self { mut framed, mut ticket, deadline, .. } = self;
         let stage = Stage::Hello;
-        let read = receive(&mut stream, Kind::Hello, stage, None, deadline);
+        let read = hear(&mut framed, epoch, admission, deadline);
         let read = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
-        let hello =
-            read.and_then(|f| Hello::decode(f.epoch, &f.body).map_err(|e| ConnectError::malformed(stage, e)));
-        let error = match hello {
-            Ok(hello) => return Ok(Offer { hello, stream, ticket, epoch, deadline }),
+        let error = match read {
+            Ok(hello) => return Ok(Offer { hello, framed, ticket, epoch, deadline }),
+            // The first bytes of TLS.
+            Err(ConnectError::NotLandfall { got }) if got & 0xffff == 0x0316 => {
+                challenge::mismatch(admission, "tls")
+            }
             Err(e) => e,
         };
         if let Some(reject) = refusal_of(&error) {
-            ticket.unless_evicted(refuse(&mut stream, epoch, &reject, deadline)).await;
+            ticket.unless_evicted(framed.refuse(epoch, &reject, deadline)).await;
         }
         Err(error)
     }
+}
+
+#[cfg(feature = "tls")]
+impl Incoming<TcpStream> {
+    /// The TLS handshake, with a peer that speaks TLS and may connect. `epoch` is ours. Others are told why not.
+    pub(crate) async fn secure(
+        self,
+        tls: &Tls,
+        epoch: u64,
+    ) -> Result<Incoming<ServerStream<TcpStream>>, ConnectError> {
+        let Self { framed, peer, mut ticket, deadline } = self;
+        let (stream, stage) = (framed.into_inner(), Stage::Tls);
+        let securing = async {
+            let mut first = [0];
+            // A record of a TLS handshake.
+            if deadline.io(stage, stream.peek(&mut first)).await? == 1 && first[0] != 0x16 {
+                let mut framed = Framed::plain(stream);
+                let admission = Admission::Tls(tls.clone());
+                let theirs = |kind| match kind {
+                    Kind::AuthStart => Err(challenge::mismatch(&admission, "psk")),
+                    _ => Err(challenge::mismatch(&admission, Admission::Open.name())),
+                };
+                let error = match framed.first(stage, deadline, theirs).await {
+                    Err(error) => error,
+                    Ok(frame) => ConnectError::Unexpected { stage, kind: frame.kind as u16 },
+                };
+                if let Some(reject) = refusal_of(&error) {
+                    framed.refuse(epoch, &reject, deadline).await;
+                }
+                return Err(error);
+            }
+            let stream = tls.accept(stream, deadline).await?;
+            let chain = stream.get_ref().1.peer_certificates();
+            match tls.identity(chain) {
+                Ok(identity) => Ok(Framed::known(stream, identity)),
+                Err(error) => {
+                    if let Some(reject) = refusal_of(&error) {
+                        Framed::plain(stream).refuse(epoch, &reject, deadline).await;
+                    }
+                    Err(error)
+                }
+            }
+        };
+        let evicted = Err(ConnectError::Evicted { stage });
+        let framed = ticket.unless_evicted(securing).await.unwrap_or(evicted)?;
+        Ok(Incoming { framed, peer, ticket, deadline })
+    }
+}
+
+/// Nothing is done for a peer before this has its hello.
+async fn hear<S: AsyncRead + AsyncWrite + Unpin>(
+    framed: &mut Framed<S>,
+    epoch: u64,
+    admission: &Admission,
+    deadline: Deadline,
+) -> Result<Hello, ConnectError> {
+    let stage = Stage::Hello;
+    let frame = match admission {
+        Admission::Psk(psk) => {
+            challenge::answer(framed, psk, epoch, deadline).await?;
+            framed.receive(Kind::Hello, stage, deadline).await?
+        }
+        _ => {
+            let limit = |kind| match kind {
+                Kind::Hello => Ok(MAX_BODY),
+                Kind::AuthStart => Err(challenge::mismatch(admission, "psk")),
+                other => Err(ConnectError::Unexpected { stage, kind: other as u16 }),
+            };
+            framed.first(stage, deadline, limit).await?
+        }
+    };
+    Hello::decode(frame.epoch, &frame.body).map_err(|e| ConnectError::malformed(stage, e))
 }
 
 /// A hello that was read: the server answers with its own, or refuses.
 #[derive(Debug)]
 pub(crate) struct Offer<S> {
     pub(crate) hello: Hello,
-    stream: S,
+    framed: Framed<S>,
     ticket: Ticket,
     epoch: u64,
     deadline: Deadline,
@@ -160,22 +266,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
     /// hello's connection id, and has at most as many queue pairs.
     pub(crate) async fn accept(self, reply: &Hello) -> Result<Accepted<S>, ConnectError> {
         check_ours(reply)?;
-        let bytes = frame::encode(Kind::HelloReply, self.epoch, |b| reply.encode(b))?;
-        let Self { hello, mut stream, mut ticket, epoch, deadline, .. } = self;
+        let Self { mut framed, mut ticket, epoch, deadline, .. } = self;
         let answer = async {
-            frame::write(&mut stream, &bytes, Stage::HelloReply, deadline).await?;
-            receive(&mut stream, Kind::Ready, Stage::Ready, Some(hello.epoch), deadline).await
+            let stage = Stage::HelloReply;
+            framed.send(Kind::HelloReply, epoch, |b| reply.encode(b), stage, deadline).await?;
+            framed.receive(Kind::Ready, Stage::Ready, deadline).await
         };
         let evicted = ConnectError::Evicted { stage: Stage::Ready };
         let ready = ticket.unless_evicted(answer).await.unwrap_or(Err(evicted))?;
         let late = late(&ready.body).map_err(|e| ConnectError::malformed(Stage::Ready, e))?;
-        Ok(Accepted { late, stream, _ticket: ticket, epoch, deadline })
+        Ok(Accepted { late, framed, _ticket: ticket, epoch, deadline })
     }
 
     /// Refuses, and says why.
     pub(crate) async fn reject(mut self, reject: Reject) -> ConnectError {
-        self.ticket.unless_evicted(refuse(&mut self.stream, self.epoch, &reject, self.deadline)).await;
+        let refused = self.framed.refuse(self.epoch, &reject, self.deadline);
+        self.ticket.unless_evicted(refused).await;
         reject.local_error()
+    }
+
+    /// Who the peer has shown to be.
+    pub(crate) fn identity(&self) -> &PeerAuth {
+        self.framed.identity()
+    }
+
+    /// What binds something else to this handshake, where there is a key.
+    pub(crate) fn binding(&self) -> Option<Binding> {
+        self.framed.binding()
     }
 
     /// When the handshake has to be done: what the caller does in between ends then too.
@@ -198,7 +315,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
 #[derive(Debug)]
 pub(crate) struct Accepted<S> {
     pub(crate) late: Vec<LateRail>,
-    stream: S,
+    framed: Framed<S>,
     _ticket: Ticket,
     epoch: u64,
     deadline: Deadline,
@@ -207,8 +324,8 @@ pub(crate) struct Accepted<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Accepted<S> {
     /// Tells the client, and gives the stream back.
     pub(crate) async fn finish(mut self) -> Result<S, ConnectError> {
-        send(&mut self.stream, Kind::ReadyAck, self.epoch, Stage::ReadyAck, self.deadline).await?;
-        Ok(self.stream)
+        self.framed.send(Kind::ReadyAck, self.epoch, |_| {}, Stage::ReadyAck, self.deadline).await?;
+        Ok(self.framed.into_inner())
     }
 }
 
@@ -235,48 +352,17 @@ fn check_ours(hello: &Hello) -> Result<(), ConnectError> {
     hello.validate().map_err(|e| ConnectError::Invalid { what: e.to_string() })
 }
 
-/// Sends a frame without fields.
-async fn send(
-    stream: &mut (impl AsyncWrite + Unpin),
-    kind: Kind,
-    epoch: u64,
-    stage: Stage,
-    deadline: Deadline,
-) -> Result<(), ConnectError> {
-    let bytes = frame::encode(kind, epoch, |_| {})?;
-    frame::write(stream, &bytes, stage, deadline).await
-}
-
-/// Reads a frame that must be of `kind` and, where the peer's epoch is known, of that. A refusal becomes its error.
-async fn receive(
-    stream: &mut (impl AsyncRead + Unpin),
-    kind: Kind,
-    stage: Stage,
-    peer: Option<u64>,
-    deadline: Deadline,
-) -> Result<Frame, ConnectError> {
-    let frame = frame::read(stream, stage, deadline).await?;
-    if let Some(expected) = peer.filter(|e| *e != frame.epoch) {
-        return Err(ConnectError::IdentityMismatch {
-            expected: format!("epoch {expected:#018x}"),
-            got: format!("epoch {:#018x}", frame.epoch),
-        });
-    }
-    match frame.kind {
-        k if k == kind => Ok(frame),
-        // The first frame of a connection refuses nothing.
-        Kind::Reject if kind != Kind::Hello => Err(match Reject::decode(&frame.body) {
-            Ok(reject) => reject.remote_error(),
-            Err(e) => ConnectError::malformed(stage, e),
-        }),
-        other => Err(ConnectError::Unexpected { stage, kind: other as u16 }),
-    }
-}
-
 /// What to tell a peer whose hello failed with `e`. `None` where it would not understand, or is gone.
 fn refusal_of(e: &ConnectError) -> Option<Reject> {
     match e {
         ConnectError::Version { ours, theirs } => Some(Reject::Version { ours: *ours, theirs: *theirs }),
+        ConnectError::AdmissionMismatch { ours, theirs } => {
+            Some(Reject::Admission { ours: ours.clone(), theirs: theirs.clone() })
+        }
+        ConnectError::UnknownKey { id, .. } => Some(Reject::UnknownKey { id: id.clone() }),
+        ConnectError::NotAuthentic { .. } => Some(Reject::NotAuthentic),
+        ConnectError::NotAdmitted { peer, .. } => Some(Reject::NotAdmitted { peer: peer.clone() }),
+        ConnectError::Unsupported { what } => Some(Reject::Unsupported { what: what.clone() }),
         ConnectError::Malformed { what, .. } => Some(Reject::Malformed { what: what.clone() }),
         ConnectError::Unexpected { kind, .. } if *kind == Kind::CmRequest as u16 => {
             Some(Reject::other_bootstrap("out of band", "by a connection manager"))
@@ -285,26 +371,5 @@ fn refusal_of(e: &ConnectError) -> Option<Reject> {
             Some(Reject::Malformed { what: e.to_string() })
         }
         _ => None,
-    }
-}
-
-/// Sends a refusal, and waits a little for the peer to read it. Failures change nothing: the connection ends.
-async fn refuse(
-    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    epoch: u64,
-    reject: &Reject,
-    deadline: Deadline,
-) {
-    let stage = Stage::HelloReply;
-    let deadline = deadline.capped(LINGER);
-    let result = async {
-        let bytes = frame::encode(Kind::Reject, epoch, |b| reject.encode(b))?;
-        frame::write(stream, &bytes, stage, deadline).await?;
-        deadline.io(stage, stream.shutdown()).await?;
-        // Closing with unread input would reset the connection, and the refusal could be lost.
-        deadline.io(stage, tokio::io::copy(&mut stream.take(LINGER_BYTES), &mut tokio::io::sink())).await
-    };
-    if let Err(e) = result.await {
-        tracing::debug!(error = %e, ?reject, "a refusal may not have arrived");
     }
 }

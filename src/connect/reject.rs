@@ -78,6 +78,10 @@ pub(crate) enum Reject {
     },
     Busy,
     Closing,
+    /// More connects than the side that refuses takes in a second from one address.
+    TooOften {
+        limit: u32,
+    },
     Version {
         ours: u16,
         theirs: u16,
@@ -87,6 +91,21 @@ pub(crate) enum Reject {
     },
     Malformed {
         what: String,
+    },
+    /// The two sides admit peers in different ways.
+    Admission {
+        ours: String,
+        theirs: String,
+    },
+    /// The side that refuses has no key of this id.
+    UnknownKey {
+        id: String,
+    },
+    /// A frame's seal does not fit.
+    NotAuthentic,
+    /// The certificate of the side that is refused is for other names than may connect.
+    NotAdmitted {
+        peer: String,
     },
     /// A code of a later version.
     Other {
@@ -105,6 +124,9 @@ mod tag {
     pub(super) const VERSIONS: u16 = 7;
     pub(super) const OUR_TRANSPORT: u16 = 8;
     pub(super) const THEIR_TRANSPORT: u16 = 9;
+    pub(super) const OUR_ADMISSION: u16 = 10;
+    pub(super) const THEIR_ADMISSION: u16 = 11;
+    pub(super) const LIMIT: u16 = 12;
 }
 
 impl Reject {
@@ -129,6 +151,11 @@ impl Reject {
             Self::Unsupported { .. } => 7,
             Self::Malformed { .. } => 8,
             Self::Transport { .. } => 9,
+            Self::Admission { .. } => 10,
+            Self::UnknownKey { .. } => 11,
+            Self::NotAuthentic => 12,
+            Self::NotAdmitted { .. } => 13,
+            Self::TooOften { .. } => 14,
             Self::Other { code, .. } => *code,
         }
     }
@@ -160,12 +187,29 @@ impl Reject {
                     w.raw(theirs.as_bytes());
                 });
             }
+            Self::TooOften { limit } => {
+                w.field(tag::LIMIT, |w| {
+                    w.u32(*limit);
+                });
+            }
+            Self::Admission { ours, theirs } => {
+                w.field(tag::OUR_ADMISSION, |w| {
+                    w.raw(ours.as_bytes());
+                });
+                w.field(tag::THEIR_ADMISSION, |w| {
+                    w.raw(theirs.as_bytes());
+                });
+            }
             Self::Duplicate { winner } => {
                 w.field(tag::WINNER, |w| {
                     w.u64(*winner);
                 });
             }
-            Self::Unsupported { what: s } | Self::Malformed { what: s } | Self::Other { text: s, .. } => {
+            Self::Unsupported { what: s }
+            | Self::Malformed { what: s }
+            | Self::UnknownKey { id: s }
+            | Self::NotAdmitted { peer: s }
+            | Self::Other { text: s, .. } => {
                 w.field(tag::TEXT, |w| {
                     w.raw(printable(s).as_bytes());
                 });
@@ -175,7 +219,7 @@ impl Reject {
                     w.u16(*ours).u16(*theirs);
                 });
             }
-            Self::Busy | Self::Closing => {}
+            Self::Busy | Self::Closing | Self::NotAuthentic => {}
         }
     }
 
@@ -183,6 +227,7 @@ impl Reject {
         let (mut code, mut said, mut layout, mut winner) = (None, String::new(), None, None);
         let (mut our_dtype, mut their_dtype, mut versions) = (None, None, None);
         let (mut our_transport, mut their_transport) = (None, None);
+        let (mut our_admission, mut their_admission, mut limit) = (None, None, None);
         let mut r = Reader::new(body, "refusal");
         while let Some((tag, mut f)) = r.field()? {
             match tag {
@@ -193,6 +238,9 @@ impl Reject {
                 tag::THEIR_DTYPE => their_dtype = Some(text(&mut f, MAX_DTYPE, "dtype")?),
                 tag::OUR_TRANSPORT => our_transport = Some(text(&mut f, MAX_TRANSPORT, "transport")?),
                 tag::THEIR_TRANSPORT => their_transport = Some(text(&mut f, MAX_TRANSPORT, "transport")?),
+                tag::LIMIT => limit = Some(f.u32()?),
+                tag::OUR_ADMISSION => our_admission = Some(text(&mut f, MAX_TRANSPORT, "admission")?),
+                tag::THEIR_ADMISSION => their_admission = Some(text(&mut f, MAX_TRANSPORT, "admission")?),
                 tag::WINNER => winner = Some(f.u64()?),
                 tag::VERSIONS => versions = Some((f.u16()?, f.u16()?)),
                 _ => {}
@@ -220,6 +268,14 @@ impl Reject {
                 ours: our_transport.ok_or(HelloError::Missing("transport"))?,
                 theirs: their_transport.ok_or(HelloError::Missing("transport"))?,
             },
+            10 => Self::Admission {
+                ours: our_admission.ok_or(HelloError::Missing("admission"))?,
+                theirs: their_admission.ok_or(HelloError::Missing("admission"))?,
+            },
+            11 => Self::UnknownKey { id: said },
+            12 => Self::NotAuthentic,
+            14 => Self::TooOften { limit: limit.ok_or(HelloError::Missing("limit"))? },
+            13 => Self::NotAdmitted { peer: said },
             code => Self::Other { code, text: said },
         })
     }
@@ -230,6 +286,7 @@ impl Reject {
             Self::Layout { field, ours, theirs } => Self::Layout { field, ours: theirs, theirs: ours },
             Self::Dtype { ours, theirs } => Self::Dtype { ours: theirs, theirs: ours },
             Self::Transport { ours, theirs } => Self::Transport { ours: theirs, theirs: ours },
+            Self::Admission { ours, theirs } => Self::Admission { ours: theirs, theirs: ours },
             Self::Version { ours, theirs } => Self::Version { ours: theirs, theirs: ours },
             other => other,
         }
@@ -243,10 +300,15 @@ impl Reject {
             }
             Self::Dtype { ours, theirs } => ConnectError::DtypeMismatch { ours, theirs },
             Self::Transport { ours, theirs } => ConnectError::TransportMismatch { ours, theirs },
+            Self::Admission { ours, theirs } => ConnectError::AdmissionMismatch { ours, theirs },
+            Self::UnknownKey { id } => ConnectError::UnknownKey { id, by: "this side" },
+            Self::NotAuthentic => ConnectError::NotAuthentic { stage: Stage::Hello },
+            Self::NotAdmitted { peer } => ConnectError::NotAdmitted { peer, by: "this side" },
             Self::Version { ours, theirs } => ConnectError::Version { ours, theirs },
             Self::Duplicate { winner } => ConnectError::Duplicate { winner },
             Self::Busy => ConnectError::Busy,
             Self::Closing => ConnectError::Closing,
+            Self::TooOften { limit } => ConnectError::TooOften { limit },
             Self::Unsupported { what } => ConnectError::Unsupported { what },
             Self::Malformed { what } => ConnectError::Malformed { stage: Stage::Hello, what },
             Self::Other { code, text } => ConnectError::Rejected { code, text },
@@ -257,6 +319,9 @@ impl Reject {
     pub(crate) fn remote_error(self) -> ConnectError {
         match self {
             Self::Malformed { what } => ConnectError::RefusedAsMalformed { what },
+            Self::UnknownKey { id } => ConnectError::UnknownKey { id, by: "the peer" },
+            Self::NotAuthentic => ConnectError::RefusedAsNotAuthentic,
+            Self::NotAdmitted { peer } => ConnectError::NotAdmitted { peer, by: "the peer" },
             other => other.swapped().local_error(),
         }
     }
@@ -293,6 +358,11 @@ mod tests {
             Reject::Version { ours: 1, theirs: 2 },
             Reject::Unsupported { what: "no notification in common".into() },
             Reject::Malformed { what: "no path".into() },
+            Reject::Admission { ours: "psk".into(), theirs: "open".into() },
+            Reject::UnknownKey { id: "2026-11".into() },
+            Reject::NotAuthentic,
+            Reject::NotAdmitted { peer: "prefill-7".into() },
+            Reject::TooOften { limit: 5 },
             Reject::Other { code: 1000, text: "later".into() },
         ]
     }

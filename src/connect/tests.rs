@@ -34,7 +34,7 @@ fn server_hello(to: &Hello) -> Hello {
 
 /// Takes one connection through the whole handshake.
 async fn serve_one(l: &OobListener) -> Result<TcpStream, ConnectError> {
-    let offer = l.accept(LONG).await?.hello(SERVER_EPOCH).await?;
+    let offer = l.accept(LONG).await?.hello(SERVER_EPOCH, &Admission::Open).await?;
     let reply = server_hello(&offer.hello);
     match agree(&reply, &offer.hello, Role::Server) {
         Ok(_) => offer.accept(&reply).await?.finish().await,
@@ -48,7 +48,7 @@ async fn connect_with(
     expect: Expect,
 ) -> Result<(Hello, TcpStream), ConnectError> {
     let stream = dial(&l.local_addr().to_string(), far()).await?;
-    let got = client(stream, &hello, &expect, far()).await?;
+    let got = client(Framed::plain(stream), &hello, &expect, far()).await?;
     let reply = got.reply.clone();
     Ok((reply, got.ready(&[]).await?))
 }
@@ -161,7 +161,7 @@ async fn feed(bytes: &[u8], close: bool) -> (Result<(), ConnectError>, Vec<u8>) 
     let l = listener().await;
     let server = async {
         let incoming = l.accept(LONG).await?;
-        incoming.hello(SERVER_EPOCH).await.map(|_| ())
+        incoming.hello(SERVER_EPOCH, &Admission::Open).await.map(|_| ())
     };
     let peer = async {
         let mut s = dial(&l.local_addr().to_string(), far()).await.unwrap();
@@ -240,7 +240,7 @@ async fn b1_a_server_that_answers_garbage_fails_the_client_only() {
         };
         let connect = async {
             let s = dial(&addr, far()).await?;
-            client(s, &sample(), &Expect::default(), far()).await.map(|_| ())
+            client(Framed::plain(s), &sample(), &Expect::default(), far()).await.map(|_| ())
         };
         let ((), got) = tokio::join!(server, connect);
         let e = got.unwrap_err().to_string();
@@ -270,7 +270,7 @@ async fn b1_silent_connections_do_not_keep_a_good_peer_out() {
         silent.push(s);
         let incoming = incoming.unwrap();
         handshakes.spawn(async move {
-            let offer = incoming.hello(SERVER_EPOCH).await?;
+            let offer = incoming.hello(SERVER_EPOCH, &Admission::Open).await?;
             let reply = server_hello(&offer.hello);
             offer.accept(&reply).await.map(|_| ())
         });
@@ -300,7 +300,7 @@ async fn b1_a_reply_of_another_epoch_or_connection_is_refused() {
         b.write_all(&v).await.unwrap();
     };
     let (hello, expect) = (sample(), Expect::default());
-    let ((), got) = tokio::join!(server, client(a, &hello, &expect, far()));
+    let ((), got) = tokio::join!(server, client(Framed::plain(a), &hello, &expect, far()));
     assert!(matches!(got, Err(ConnectError::Malformed { .. })), "{:?}", got.err());
 
     let (a, mut b) = tokio::io::duplex(1 << 16);
@@ -313,7 +313,8 @@ async fn b1_a_reply_of_another_epoch_or_connection_is_refused() {
         let ack = frame::encode(Kind::ReadyAck, reply.epoch + 1, |_| {}).unwrap();
         b.write_all(&ack).await.unwrap();
     };
-    let connect = async { client(a, &sample(), &Expect::default(), far()).await?.ready(&[]).await };
+    let connect =
+        async { client(Framed::plain(a), &sample(), &Expect::default(), far()).await?.ready(&[]).await };
     let ((), got) = tokio::join!(server, connect);
     assert!(matches!(got, Err(ConnectError::IdentityMismatch { .. })), "{:?}", got.err());
 }
@@ -322,7 +323,7 @@ async fn b1_a_reply_of_another_epoch_or_connection_is_refused() {
 async fn b1_what_the_peer_would_refuse_is_not_sent() {
     let (a, mut b) = tokio::io::duplex(1 << 16);
     let hello = Hello { name: "n".repeat(65), ..sample() };
-    let e = client(a, &hello, &Expect::default(), far()).await.unwrap_err();
+    let e = client(Framed::plain(a), &hello, &Expect::default(), far()).await.unwrap_err();
     assert!(matches!(&e, ConnectError::Invalid { what } if what.contains("name")), "{e:?}");
     assert_eq!(e.fault(), Fault::Local);
     let mut sent = Vec::new();
@@ -414,7 +415,8 @@ async fn b4_child() {
             // The server gives up in the middle, its future dropped.
             _ => {
                 let serve = async {
-                    let offer = l.accept(LONG).await.unwrap().hello(SERVER_EPOCH).await.unwrap();
+                    let offer =
+                        l.accept(LONG).await.unwrap().hello(SERVER_EPOCH, &Admission::Open).await.unwrap();
                     let reply = server_hello(&offer.hello);
                     let _ = tokio::time::timeout(Duration::ZERO, offer.accept(&reply)).await;
                 };

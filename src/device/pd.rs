@@ -43,11 +43,18 @@ impl ProtectionDomain {
     /// # Errors
     /// [`MemoryError::Length`] and [`MemoryError::TooLarge`] for the length, [`MemoryError::Os`] and
     /// [`MemoryError::Register`] when the system or the device refuses, [`MemoryError::DeviceGone`] when the device is,
-    /// [`MemoryError::RuntimeGone`] without a runtime.
+    /// [`MemoryError::RuntimeGone`] without a runtime. [`MemoryError::Unsupported`] for memory of a GPU, which is no `[u8]`.
     ///
     /// # Cancel safety
     /// Dropping the future leaks nothing: what had been registered by then is deregistered.
     pub async fn register_local(&self, memory: Memory) -> Result<Region<Local>, MemoryError> {
+        if memory.is_device() {
+            return Err(MemoryError::Unsupported {
+                what: "memory of a GPU as a local region, whose slices are [u8],",
+                device: self.inner.device.name().to_owned(),
+                fix: "register it exposed, whose slices copy in and out",
+            });
+        }
         self.register(memory, AccessFlags::LOCAL_WRITE).await
     }
 
@@ -69,6 +76,13 @@ impl ProtectionDomain {
                 what: "access by atomics",
                 device: device.name().to_owned(),
                 fix: "register without it, and let the owner count by SENDs",
+            });
+        }
+        if access.allows_atomics() && memory.is_device() {
+            return Err(MemoryError::Unsupported {
+                what: "access by atomics to memory of a GPU",
+                device: device.name().to_owned(),
+                fix: "keep what is counted in host memory",
             });
         }
         self.register(memory, access.flags()).await

@@ -93,7 +93,8 @@ impl Blocks {
     /// Copies `bytes` into the block at `position`, in `layer`, from byte `at` of the block on.
     ///
     /// # Errors
-    /// [`PoolError::OutOfRange`], with nothing copied, when a number is beyond the claim, the layout or the block.
+    /// [`PoolError::OutOfRange`], with nothing copied, when a number is beyond the claim, the layout or the block;
+    /// [`PoolError::Copy`] of memory of a GPU.
     pub fn copy_in(&mut self, layer: u32, position: u32, at: u64, bytes: &[u8]) -> Result<(), PoolError> {
         self.copy_into(layer, position, at, bytes)
     }
@@ -125,7 +126,7 @@ impl Blocks {
     /// Copies out of the block at `position`, in `layer`, from byte `at` of the block on; as many bytes as `bytes` has.
     ///
     /// # Errors
-    /// [`PoolError::OutOfRange`], with nothing copied.
+    /// [`PoolError::OutOfRange`], with nothing copied; [`PoolError::Copy`] of memory of a GPU.
     pub fn copy_out(&self, layer: u32, position: u32, at: u64, bytes: &mut [u8]) -> Result<(), PoolError> {
         let mut offset = self.locate(layer, position, at, bytes.len() as u64)?;
         let mut rest = bytes;
@@ -145,7 +146,7 @@ impl Blocks {
     /// The [`checksum`](crate::memory::checksum) of the block at `position`, in `layer`.
     ///
     /// # Errors
-    /// [`PoolError::OutOfRange`].
+    /// [`PoolError::OutOfRange`]; [`PoolError::Copy`] of memory of a GPU.
     pub fn checksum(&self, layer: u32, position: u32) -> Result<u64, PoolError> {
         let size = self.pool.layout().block_bytes();
         let mut offset = self.locate(layer, position, 0, size)?;
@@ -154,7 +155,10 @@ impl Blocks {
         while left > 0 {
             let (region, within, room) = self.piece(offset);
             let now = left.min(room as u64);
-            region.slice(within..within + now).map_err(out_of_region)?.checksum_into(&mut sum);
+            region
+                .slice(within..within + now)
+                .and_then(|slice| slice.checksum_into(&mut sum))
+                .map_err(out_of_region)?;
             offset += now;
             left -= now;
         }
@@ -215,6 +219,9 @@ impl Blocks {
 }
 
 fn out_of_region(error: MemoryError) -> PoolError {
+    if let MemoryError::Gpu(error) = &error {
+        return PoolError::Copy { reason: error.to_string() };
+    }
     // `locate` has checked against the layout, and the pool is at least as large as the layout.
     debug_assert!(false, "{error}");
     PoolError::OutOfRange { what: "byte", index: 0, limit: 0 }

@@ -19,6 +19,7 @@ use super::proto::{Resolution, TransferId};
 use super::stats::ChannelStats;
 use super::waiting::Place;
 use super::write::{Write, WriteRequest};
+use crate::connect::PeerAuth;
 
 pub(super) struct ChannelInner {
     pub(super) driver: Arc<KvDriver>,
@@ -28,6 +29,7 @@ pub(super) struct ChannelInner {
     pub(super) connection: u64,
     pub(super) peer_epoch: u64,
     pub(super) peer_name: String,
+    pub(super) peer_auth: PeerAuth,
 }
 
 impl std::fmt::Debug for ChannelInner {
@@ -87,6 +89,28 @@ pub enum GrantRefusal {
     /// The blocks are of another pool than this endpoint's.
     #[error("the blocks belong to another pool than this endpoint's; take them from KvEndpoint::pool")]
     ForeignBlocks,
+    /// The peer has as many grants as [`PeerLimits::grants`](super::PeerLimits::grants) allows.
+    #[error(
+        "{open} grants are open on this channel, and PeerLimits::grants is {limit}; wait until some have arrived, or raise it"
+    )]
+    TooMany {
+        /// Open grants.
+        open: usize,
+        /// The limit.
+        limit: u32,
+    },
+    /// The peer would have more memory than [`PeerLimits::granted_bytes`](super::PeerLimits::granted_bytes) allows.
+    #[error(
+        "{asked} bytes more than the {held} under this channel's open grants, and PeerLimits::granted_bytes is {limit}; wait until some have arrived, or raise it"
+    )]
+    TooLarge {
+        /// Bytes of the blocks that were to be granted.
+        asked: u64,
+        /// Bytes under open grants.
+        held: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// The channel has ended.
     #[error(transparent)]
     Closed(#[from] ChannelClosed),
@@ -108,6 +132,11 @@ impl KvChannel {
         &self.inner.peer_name
     }
 
+    /// How the peer was admitted, see [`KvConfig::admission`](super::KvConfig::admission).
+    pub fn peer_auth(&self) -> &PeerAuth {
+        &self.inner.peer_auth
+    }
+
     /// Whether two handles are of one channel.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -119,19 +148,16 @@ impl KvChannel {
     /// The grant is for the peer: serialise it into whatever carries the request, or use
     /// [`KvChannel::send_message`]. It is valid on this channel only, not after a reconnect.
     ///
-    /// It does not wait, and any number of grants may be open.
+    /// It does not wait. Any number of grants may be open, unless [`KvConfig::limits`](super::KvConfig::limits) says otherwise.
     ///
     /// # Errors
     /// The blocks come back in the error. [`GrantRefusal`] says why: a pool that is a source only, blocks of another
-    /// pool, a channel that has ended.
+    /// pool, a limit, a channel that has ended.
     pub fn grant(&self, blocks: Blocks) -> Result<Grant, GrantRefused> {
         if let Err(why) = self.may_grant(&blocks) {
             return Err(GrantRefused { blocks, why });
         }
-        self.inner
-            .driver
-            .grant(blocks)
-            .map_err(|(closed, blocks)| GrantRefused { blocks, why: GrantRefusal::Closed(closed) })
+        self.inner.driver.grant(blocks).map_err(|(why, blocks)| GrantRefused { blocks, why })
     }
 
     /// Whether blocks of these can be granted on this channel, as far as it is open.
@@ -237,7 +263,8 @@ impl KvChannel {
     /// counters are those of the last [`verify_path`](Self::verify_path).
     pub fn path(&self) -> PathReport {
         let counters = self.inner.check.as_ref().and_then(PathCheck::last);
-        self.inner.facts.report(self.inner.driver.reports(), self.inner.driver.rail_reports(), counters)
+        let driver = &self.inner.driver;
+        self.inner.facts.report(driver.reports(), driver.gpu_traffic(), driver.rail_reports(), counters)
     }
 
     /// As [`path`](Self::path), held against what the device itself has counted since the channel opened: whether it

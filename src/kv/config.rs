@@ -3,13 +3,19 @@
 use std::time::Duration;
 
 use super::bootstrap::Bootstrap;
+use super::gpu_path::GpuPath;
+use super::limits::PeerLimits;
 use super::proto::DAY;
+use crate::connect::Admission;
 use crate::device::Capabilities;
 use crate::error::DeviceError;
 
 pub(crate) use super::proto::MAX_QPS;
 /// Room that a control message has: an abort or a header that counts [`MAX_QPS`] queue pairs fits.
 pub(crate) const CONTROL_BYTES: usize = 1024;
+
+/// Most bytes of one WRITE of memory of a GPU, unless another number was chosen.
+const DEVICE_WRITE: u32 = 64 << 20;
 
 /// Configuration of the channels of a [`KvEndpoint`](super::KvEndpoint). Both ends have their own; what must agree is
 /// settled by the handshake. Values are checked by [`KvEndpoint::new`](super::KvEndpoint::new), which names what is wrong.
@@ -21,6 +27,7 @@ pub struct KvConfig {
     pub(crate) data_credits: u32,
     pub(crate) control_credits: u32,
     pub(crate) max_write: u32,
+    max_write_chosen: bool,
     pub(crate) max_transfers: u16,
     pub(crate) deadline: Duration,
     pub(crate) heartbeat: Duration,
@@ -29,7 +36,10 @@ pub struct KvConfig {
     pub(crate) connect_timeout: Duration,
     pub(crate) require_rdma: bool,
     pub(crate) require_shared_memory: bool,
+    pub(crate) gpu_path: GpuPath,
     pub(crate) bootstrap: Bootstrap,
+    pub(crate) admission: Admission,
+    pub(crate) limits: PeerLimits,
     pub(crate) strict_rails: bool,
     pub(crate) rail_probe: (Duration, Duration),
 }
@@ -43,6 +53,7 @@ impl Default for KvConfig {
             data_credits: 128,
             control_credits: 32,
             max_write: 2 << 20,
+            max_write_chosen: false,
             max_transfers: 256,
             deadline: Duration::from_secs(30),
             heartbeat: Duration::from_secs(1),
@@ -51,7 +62,10 @@ impl Default for KvConfig {
             connect_timeout: Duration::from_secs(10),
             require_rdma: false,
             require_shared_memory: false,
+            gpu_path: GpuPath::Any,
             bootstrap: Bootstrap::Auto,
+            admission: Admission::Local,
+            limits: PeerLimits::default(),
             strict_rails: false,
             rail_probe: (Duration::from_millis(100), Duration::from_secs(10)),
         }
@@ -105,9 +119,10 @@ impl KvConfig {
         self
     }
 
-    /// Most bytes of one WRITE, at least 4096. The device's `max_msg_size` still holds. Default 2 MiB.
+    /// Most bytes of one WRITE, at least 4096. The device's `max_msg_size` still holds. Default 2 MiB, and 64 MiB for a pool in memory
+    /// of a GPU, which copies that much in the time that a few WRITEs cost.
     pub fn max_write(mut self, bytes: u32) -> Self {
-        self.max_write = bytes;
+        (self.max_write, self.max_write_chosen) = (bytes, true);
         self
     }
 
@@ -133,9 +148,30 @@ impl KvConfig {
         self
     }
 
+    /// The path that the pool, memory of a GPU, has to take. One that cannot be taken is an error of
+    /// [`KvEndpoint::new`](super::KvEndpoint::new), before anything is connected. Default [`GpuPath::Any`], which takes what there
+    /// is; [`PathReport::gpu`](super::PathReport::gpu) says what it was.
+    pub fn gpu_path(mut self, path: GpuPath) -> Self {
+        self.gpu_path = path;
+        self
+    }
+
     /// How queue pairs are connected; both sides must use the same way. Default [`Bootstrap::Auto`].
     pub fn bootstrap(mut self, bootstrap: Bootstrap) -> Self {
         self.bootstrap = bootstrap;
+        self
+    }
+
+    /// Who may connect, and how this side shows a listener that it may. Both sides are configured alike. Default
+    /// [`Admission::Local`]: anybody, but a listener takes loopback addresses only.
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
+    }
+
+    /// What one peer may have of this endpoint, and how often it may come. Default: no limits of its own.
+    pub fn limits(mut self, limits: PeerLimits) -> Self {
+        self.limits = limits;
         self
     }
 
@@ -165,6 +201,9 @@ impl KvConfig {
         if self.rail_probe.0 < Duration::from_millis(1) || self.rail_probe.1 < self.rail_probe.0 {
             let got = format!("{:?} and {:?}", self.rail_probe.0, self.rail_probe.1);
             return bad("KvConfig::rail_probe", got, "at least a millisecond, and then at least as long");
+        }
+        if self.limits.connects == Some(0) {
+            return bad("PeerLimits::connects_per_second", "0".to_owned(), "at least 1");
         }
         if self.max_write < 4096 {
             return bad("KvConfig::max_write", self.max_write.to_string(), "at least 4096 bytes");
@@ -215,6 +254,11 @@ impl KvConfig {
             });
         }
         Ok(self)
+    }
+
+    /// [`max_write`](Self::max_write) for a pool that is in memory of a GPU, or not.
+    pub(crate) fn max_write_of(&self, device_memory: bool) -> u32 {
+        if device_memory && !self.max_write_chosen { DEVICE_WRITE } else { self.max_write }
     }
 
     /// Receives posted on each queue pair.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -11,7 +12,10 @@ use tokio::task::JoinSet;
 use super::bootstrap::{Chosen, Way};
 use super::endpoint::Shared;
 use super::handshake::{Accepted, Answered, answer};
-use crate::connect::{CmListener, ConnectError, Fault, Incoming, Knock, OobListener};
+use super::limits::ConnectRate;
+#[cfg(feature = "tls")]
+use crate::connect::Admission;
+use crate::connect::{CmListener, ConnectError, Fault, Incoming, Knock, OobListener, Reject};
 
 /// Where peers come in.
 pub(super) struct Door {
@@ -61,17 +65,24 @@ impl Door {
 
     /// Lets in whoever comes, until the listener fails or this is dropped.
     pub(super) async fn serve(self, shared: Arc<Shared>, channels: mpsc::Sender<Accepted>) {
-        let mut handshakes = JoinSet::new();
+        let (mut handshakes, mut rate) = (JoinSet::new(), ConnectRate::default());
         loop {
             let caller = self.next(&shared).await;
             // Those that have ended meanwhile.
             while handshakes.try_join_next().is_some() {}
             match caller {
                 Ok(caller) => {
+                    let limit = shared.config.limits.connects;
+                    let too_often =
+                        limit.filter(|most| !rate.admit(caller.peer().ip(), *most, Instant::now()));
                     let (shared, channels) = (shared.clone(), channels.clone());
                     let chosen = self.chosen.clone();
                     handshakes.spawn(async move {
                         let from = caller.peer();
+                        if let Some(limit) = too_often {
+                            let error = caller.turn_away(&shared, limit).await;
+                            return tracing::debug!(%from, %error, "a peer was turned away");
+                        }
                         match caller.answer(&shared, chosen, channels).await {
                             Ok((channel, place)) => drop(place.send(Ok(channel))),
                             // What this side lacks is for whoever runs it to mend.
@@ -102,6 +113,19 @@ impl Caller {
         }
     }
 
+    /// A connection manager's request is rejected by being dropped; it carries no reason.
+    async fn turn_away(self, shared: &Shared, limit: u32) -> ConnectError {
+        match self {
+            // Words that are not TLS would say something else to its client.
+            #[cfg(feature = "tls")]
+            Self::Oob(_) if matches!(shared.config.admission, Admission::Tls(_)) => {
+                ConnectError::TooOften { limit }
+            }
+            Self::Oob(incoming) => incoming.turn_away(shared.epoch, Reject::TooOften { limit }).await,
+            Self::Cm(_) => ConnectError::TooOften { limit },
+        }
+    }
+
     async fn answer(
         self,
         shared: &Arc<Shared>,
@@ -109,6 +133,11 @@ impl Caller {
         channels: mpsc::Sender<Accepted>,
     ) -> Answered {
         match self {
+            #[cfg(feature = "tls")]
+            Self::Oob(incoming) if let Admission::Tls(tls) = &shared.config.admission => {
+                let incoming = incoming.secure(tls, shared.epoch).await?;
+                answer(shared, incoming, None, chosen, channels).await
+            }
             Self::Oob(incoming) => answer(shared, incoming, None, chosen, channels).await,
             Self::Cm(knock) => {
                 let local = knock.local();

@@ -7,6 +7,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+#[cfg(feature = "tls")]
+use super::bootstrap::Way;
 use super::bootstrap::{Bootstrap, Chosen};
 use super::channel::KvChannel;
 use super::config::{KvConfig, MAX_QPS};
@@ -14,6 +16,8 @@ use super::door::Door;
 use super::handshake::{Accepted, dial_peer};
 use super::peers::Peers;
 use super::pool::KvPool;
+#[cfg(feature = "tls")]
+use crate::connect::Admission;
 use crate::connect::{ConnectError, Deadline, Expect, Stage};
 use crate::device::{Device, ProtectionDomain, SoftTransport};
 use crate::error::DeviceError;
@@ -88,6 +92,7 @@ impl KvEndpoint {
         for rail in rails {
             let device = rail.pd.device();
             check_kind(&config, device)?;
+            config.gpu_path.check(&pool, device)?;
             match &rail.registered {
                 // Checked here, so that the mistake is found before anybody connects.
                 Ok(_) => _ = config.clone().fit(device.capabilities())?,
@@ -123,11 +128,12 @@ impl KvEndpoint {
     }
 
     /// Listens for peers, in the way that [`KvConfig::bootstrap`] says: on a TCP address, or on an address of the device for
-    /// its connection manager. Port 0 takes a free one ([`KvListener::local_addr`] says which). Peers are not authenticated:
-    /// listen on trusted networks only.
+    /// its connection manager. Port 0 takes a free one ([`KvListener::local_addr`] says which). [`KvConfig::admission`] says who
+    /// is let in.
     ///
     /// # Errors
-    /// [`ConnectError::AddrInUse`], or [`ConnectError::Io`] and [`ConnectError::Manager`] for another refusal of the system,
+    /// [`ConnectError::AdmissionRequired`] for an address that is not a loopback one, unless [`KvConfig::admission`] has a key,
+    /// or says that anybody may connect; [`ConnectError::AddrInUse`], or [`ConnectError::Io`] and [`ConnectError::Manager`] for another refusal of the system,
     /// at once; and [`ConnectError::Resources`] outside of a tokio runtime, or with [`DeviceError::NoManualConnect`] when
     /// [`Bootstrap::Oob`](super::Bootstrap::Oob) is asked for on a device that only a connection manager can connect.
     ///
@@ -140,6 +146,7 @@ impl KvEndpoint {
     /// As [`listen`](Self::listen), with room for `backlog` channels that are not accepted yet.
     async fn listen_with(&self, address: SocketAddr, backlog: usize) -> Result<KvListener, ConnectError> {
         inside_a_runtime()?;
+        self.shared.config.admission.check_listener(address)?;
         let chosen = self.shared.choose()?;
         let door = Door::open(&self.shared, chosen, address).await?;
         let local = door.local_addr();
@@ -168,7 +175,7 @@ impl KvEndpoint {
     }
 
     /// As [`KvEndpoint::connect`], and refuses any other endpoint than `peer`. That finds mistakes and restarts; it is no
-    /// authentication.
+    /// authentication: [`KvConfig::admission`] is.
     ///
     /// # Errors
     /// As [`KvEndpoint::connect`], and [`ConnectError::IdentityMismatch`].
@@ -232,7 +239,13 @@ impl Shared {
         // left out.
         let by_hand = self.config.bootstrap == Bootstrap::Oob;
         let device = usable().find(|device| device.check_oob().is_ok() == by_hand);
-        self.config.bootstrap.choose(device.unwrap_or(&self.device)).map_err(ConnectError::resources)
+        let device = device.unwrap_or(&self.device);
+        let chosen = self.config.bootstrap.choose(device).map_err(ConnectError::resources)?;
+        #[cfg(feature = "tls")]
+        if chosen.way == Way::Cm && matches!(self.config.admission, Admission::Tls(_)) {
+            return Err(ConnectError::TlsByManager { device: device.name().to_owned() });
+        }
+        Ok(chosen)
     }
 
     /// Queue pairs that a device can give one channel.

@@ -18,6 +18,7 @@ use super::driver::KvDriver;
 use super::endpoint::Shared;
 use super::join::{Rails, gone, join_hello, join_reply, leave_out};
 use super::managed::{self, Admissions};
+use super::pass::Pass;
 use super::path::{PathFacts, RailFacts};
 use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
@@ -25,15 +26,15 @@ use super::proto::{Config, Opening};
 use super::rail::why;
 use super::setup;
 use super::targets::PeerPool;
+#[cfg(feature = "tls")]
+use crate::connect::Admission;
 use crate::connect::{
-    ConnectError, Deadline, Expect, Hello, Incoming, Offer, Reject, Role, Stage, agree, client, dial,
-    dial_cm, part, see_off,
+    ConnectError, Deadline, Expect, Framed, Hello, Incoming, Offer, PeerAuth, Reject, Role, Stage, TO_ITSELF,
+    agree, authenticate, client, dial, dial_cm, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
 use crate::reactor;
-
-const TO_ITSELF: &str = "an endpoint cannot connect to itself";
 
 /// A claimed pair: given back unless it became a channel.
 struct Claimed {
@@ -81,11 +82,16 @@ pub(super) async fn dial_peer(
         Way::Oob => {
             let stream = dial(target, deadline).await?;
             let deadline = stream.peer_addr().map_or(deadline, |at| deadline.of(at));
-            ask(shared, stream, None, expect, chosen, deadline).await
+            #[cfg(feature = "tls")]
+            if let Admission::Tls(tls) = &shared.config.admission {
+                let (stream, identity) = tls.connect(stream, target, deadline).await?;
+                return ask(shared, Framed::known(stream, identity), None, expect, chosen, deadline).await;
+            }
+            ask(shared, Framed::plain(stream), None, expect, chosen, deadline).await
         }
         Way::Cm => {
             let (stream, peer) = dial_cm(&shared.pd, target, shared.epoch, deadline).await?;
-            ask(shared, stream, Some(peer), expect, chosen, deadline.of(peer)).await
+            ask(shared, Framed::plain(stream), Some(peer), expect, chosen, deadline.of(peer)).await
         }
     }
 }
@@ -93,7 +99,7 @@ pub(super) async fn dial_peer(
 /// The client's side. `managed` is the peer's address where a connection manager connects the queue pairs.
 async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     shared: &Arc<Shared>,
-    stream: S,
+    framed: Framed<S>,
     managed: Option<SocketAddr>,
     expect: &Expect,
     chosen: Chosen,
@@ -103,11 +109,16 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     let connection = setup::new_id()?;
     let first = setup::first_of(shared, &built, managed.is_some());
     let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
-    let reply = client(stream, &ours, expect, deadline).await?;
+    let framed = authenticate(framed, &shared.config.admission, shared.epoch, deadline).await?;
+    let auth = framed.identity().clone();
+    let reply = client(framed, &ours, expect, deadline).await?;
     let (peer, agreed) = (reply.reply.clone(), reply.agreed.clone());
     if peer.epoch == shared.epoch {
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
         return Err(error);
+    }
+    if !shared.peers.may_be(peer.epoch, &auth) {
+        return Err(reply.reject(Reject::NotAdmitted { peer: auth.to_string() }).await);
     }
     let claimed = match Claimed::take(shared, &peer, connection, &[], deadline).await? {
         Ok(claimed) => claimed,
@@ -117,11 +128,12 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(layout) => layout,
         Err(reject) => return Err(reply.reject(reject).await),
     };
+    let pass = Pass::new(shared.epoch, peer.epoch, reply.binding());
     let connected = async {
         let rails = join_reply(shared, built, &peer, &agreed).await?;
         match managed {
             None => rails.connect(shared, true).await,
-            Some(to) => managed::ask_all(shared, rails, &peer, to, deadline).await,
+            Some(to) => managed::ask_all(shared, rails, (&peer, &pass), to, deadline).await,
         }
     };
     let (rails, left_out) = match connected.await {
@@ -138,12 +150,13 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         Err(reject) => return Err(reply.reject(reject).await),
     };
     let late = if managed.is_some() { gone(&left_out) } else { rails.late(&left_out) };
-    let channel = match establish(claimed, rails, proto, &peer, Side::Client, chosen, deadline).await {
-        Err(ConnectError::Duplicate { winner }) => {
-            return Err(reply.reject(Reject::Duplicate { winner }).await);
-        }
-        channel => channel?,
-    };
+    let channel =
+        match establish(claimed, rails, proto, (&peer, auth, pass), Side::Client, chosen, deadline).await {
+            Err(ConnectError::Duplicate { winner }) => {
+                return Err(reply.reject(Reject::Duplicate { winner }).await);
+            }
+            channel => channel?,
+        };
     // From here on a failure is one of the channel: dropping it ends it.
     match reply.ready(&late).await {
         Ok(stream) => {
@@ -175,11 +188,15 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     chosen: Chosen,
     channels: mpsc::Sender<Accepted>,
 ) -> Answered {
-    let mut offer = incoming.hello(shared.epoch).await?;
+    let mut offer = incoming.hello(shared.epoch, &shared.config.admission).await?;
     let deadline = offer.deadline();
+    let auth = offer.identity().clone();
     let peer = offer.hello.clone();
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
+    }
+    if !shared.peers.may_be(peer.epoch, &auth) {
+        return Err(offer.reject(Reject::NotAdmitted { peer: auth.to_string() }).await);
     }
     let layout = match setup::peer_layout(&peer) {
         Ok(layout) => layout,
@@ -222,6 +239,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     if let Err(reject) = setup::protocol(shared, layout, &rails, &peer, &agreed, opening) {
         return Err(offer.reject(reject).await);
     }
+    let pass = Pass::new(shared.epoch, peer.epoch, offer.binding());
     let (accepted, rails) = match managed {
         None => {
             let (rails, left_out) = match rails.connect(shared, false).await {
@@ -234,7 +252,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
             (accepted, rails.complete(shared, late).await?)
         }
         Some(_) => {
-            let admissions = Admissions::start(shared, rails, entrances, &peer, deadline);
+            let admissions = Admissions::start(shared, rails, entrances, &pass, deadline);
             let accepted = offer.accept(&ours).await?;
             let left_out: Vec<usize> = accepted.late.iter().map(|late| late.rail.into()).collect();
             (accepted, admissions.finish(shared, &left_out).await?.check(shared)?)
@@ -245,7 +263,8 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(proto) => proto,
         Err(reject) => return Err(reject.local_error()),
     };
-    let channel = establish(claimed, rails, proto, &peer, Side::Server, chosen, deadline).await?;
+    let channel =
+        establish(claimed, rails, proto, (&peer, auth, pass), Side::Server, chosen, deadline).await?;
     match accepted.finish().await {
         Ok(stream) => {
             if managed.is_some() {
@@ -280,7 +299,7 @@ async fn establish(
     mut claimed: Claimed,
     Rails { rails, warnings, .. }: Rails,
     proto: (Config, PeerPool),
-    peer: &Hello,
+    (peer, peer_auth, pass): (&Hello, PeerAuth, Pass),
     side: Side,
     chosen: Chosen,
     deadline: Deadline,
@@ -314,7 +333,8 @@ async fn establish(
     let peers = shared.peers.clone();
     let on_end = Box::new(move |ledger| peers.ended(peer_epoch, connection, ledger));
     let (client, managed) = (side == Side::Client, chosen.way == Way::Cm);
-    let (driver, completions) = setup::driver(shared, rails, peer, proto, ledger, (client, managed), on_end);
+    let (driver, completions) =
+        setup::driver(shared, rails, (peer, pass), proto, ledger, (client, managed), on_end);
     let check = first.map(|first| {
         let facts = Facts {
             mtu: facts.iter().map(|rail| rail.mtu).min().unwrap_or_default(),
@@ -330,6 +350,7 @@ async fn establish(
         connection,
         peer_epoch,
         peer_name: peer.name.clone(),
+        peer_auth,
     });
     shared.peers.live(peer_epoch, connection, &inner);
     // After that: it may end here.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::connect::{
-    ConnectError, Credits, Deadline, Expect, Hello, HelloCaps, HelloLayout, HelloRail, HelloRegion,
+    ConnectError, Credits, Deadline, Expect, Framed, Hello, HelloCaps, HelloLayout, HelloRail, HelloRegion,
     HelloShape, LateRail, NotifyModes, client, dial,
 };
 use crate::device::{Device, SoftConfig, SoftTransport};
@@ -79,7 +79,7 @@ const SHAPE: HelloShape = HelloShape {
 async fn shake(to: SocketAddr, hello: &Hello) -> Result<Hello, ConnectError> {
     let deadline = Deadline::after(PATIENCE);
     let stream = dial(&to.to_string(), deadline).await?;
-    let reply = client(stream, hello, &Expect::default(), deadline).await?;
+    let reply = client(Framed::plain(stream), hello, &Expect::default(), deadline).await?;
     let theirs = reply.reply.clone();
     reply.ready(&[]).await?;
     Ok(theirs)
@@ -278,7 +278,7 @@ async fn b1_what_ready_says_of_rails_is_checked() {
         ours.set_rails(rails, 0);
         let deadline = Deadline::after(PATIENCE);
         let stream = dial(&listener.local_addr().to_string(), deadline).await.unwrap();
-        let reply = client(stream, &ours, &Expect::default(), deadline).await.unwrap();
+        let reply = client(Framed::plain(stream), &ours, &Expect::default(), deadline).await.unwrap();
         assert!(reply.ready(&late).await.is_err(), "{what}");
     }
     check(&mut listener, KvConfig::default()).await;

@@ -8,7 +8,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::hostile::{PATIENCE, all_free, check, endpoint, hello, server};
 use super::*;
 use crate::connect::cm::{self, CmAttr, private};
-use crate::connect::{self, ConnectError, Deadline, Expect, Hello, Inband, client, dial_cm};
+use crate::connect::{
+    self, Admission, ConnectError, Deadline, Expect, Framed, Hello, Inband, client, dial_cm,
+};
 use crate::device::{Device, ProtectionDomain, SoftConfig};
 use crate::provider::{self, QpInit};
 
@@ -102,7 +104,7 @@ async fn b1_a_bootstrap_that_breaks_off_or_breaks_the_rules_costs_nobody_else() 
                 assert_eq!(stream.read_to_end(&mut Vec::new()).await.unwrap_or(0), 0);
             }
             3 => {
-                let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+                let reply = client(Framed::plain(stream), &hello, &Expect::default(), far()).await.unwrap();
                 assert_ne!(reply.reply.cm_port, 0);
                 drop(reply);
             }
@@ -134,7 +136,7 @@ async fn b1_a_peer_of_another_version_is_named() {
 async fn b5_queue_pairs_are_given_to_the_epoch_that_has_shaken_hands() {
     let (server, mut listener) = server(by_cm()).await;
     let (pd, stream, hello) = begin(listener.local_addr(), 5, 2).await;
-    let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+    let reply = client(Framed::plain(stream), &hello, &Expect::default(), far()).await.unwrap();
     let theirs = reply.reply.clone();
     let at = SocketAddr::new(listener.local_addr().ip(), theirs.cm_port);
     for stranger in [private::encode(6), Vec::new(), vec![0xff; 56]] {
@@ -171,7 +173,7 @@ async fn k5_queue_pairs_that_never_come_end_the_handshake() {
     let (server, mut listener) = server(by_cm().connect_timeout(std::time::Duration::from_millis(500))).await;
     for (epoch, comes, ready) in [(1, 1, false), (2, 0, true), (3, 1, true)] {
         let (pd, stream, hello) = begin(listener.local_addr(), epoch, 2).await;
-        let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+        let reply = client(Framed::plain(stream), &hello, &Expect::default(), far()).await.unwrap();
         let at = SocketAddr::new(listener.local_addr().ip(), reply.reply.cm_port);
         let bare = Bare::new(&pd);
         let line = match comes {
@@ -201,7 +203,7 @@ async fn k5_a_client_that_never_speaks_first_is_lost() {
         .peer_timeout(std::time::Duration::from_millis(200));
     let (server, mut listener) = server(config).await;
     let (pd, stream, hello) = begin(listener.local_addr(), 5, 1).await;
-    let reply = client(stream, &hello, &Expect::default(), far()).await.unwrap();
+    let reply = client(Framed::plain(stream), &hello, &Expect::default(), far()).await.unwrap();
     let at = SocketAddr::new(listener.local_addr().ip(), reply.reply.cm_port);
     let bare = Bare::new(&pd);
     let _line = bare.connect(&pd, at, &private::encode(5)).await.unwrap();
@@ -222,7 +224,7 @@ async fn k6_queue_pairs_that_answer_as_another_epoch_are_refused() {
         let client = endpoint(by_cm().qps(2)).await;
         let server = async {
             let incoming = front.accept(PATIENCE).await.unwrap().open(&pd, 7).await.unwrap();
-            let offer = incoming.hello(7).await.unwrap();
+            let offer = incoming.hello(7, &Admission::Open).await.unwrap();
             let entrance = cm::Listener::bind(pd.device(), any).await.unwrap();
             let mut reply = hello(7);
             reply.connection_id = offer.hello.connection_id;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::arrival::ArrivalError;
 use super::blocks::Blocks;
-use super::channel::{GrantRefusal, GrantRefused, KvChannel};
+use super::channel::{GrantRefused, KvChannel};
 use super::driver::KvDriver;
 use super::grant::{Grant, GrantKind};
 use super::parts::{News, Parts};
@@ -99,9 +99,9 @@ impl KvChannel {
                 };
                 Ok((grant, arrivals))
             }
-            Err(closed) => {
+            Err(why) => {
                 let blocks = Arc::into_inner(blocks).expect("no part of it was granted");
-                Err(GrantRefused { blocks, why: GrantRefusal::Closed(closed) })
+                Err(GrantRefused { blocks, why })
             }
         }
     }

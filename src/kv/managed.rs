@@ -8,10 +8,11 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::endpoint::Shared;
 use super::join::{Attempt, Joined, Outline, Rails};
+use super::pass::Pass;
 use super::path_rails::RailWarning;
 use super::rail::{ACK_TIMEOUT, Link, MIN_RNR_TIMER, QueuePairs, RETRIES, why};
 use super::setup::Built;
-use crate::connect::cm::{self, CmAttr, private};
+use crate::connect::cm::{self, CmAttr};
 use crate::connect::{ConnectError, Deadline, Hello, Stage};
 use crate::device::Device;
 use crate::error::DeviceError;
@@ -53,18 +54,18 @@ impl Entrance {
         self.0.local_addr()
     }
 
-    /// Connects our queue pairs as the peer asks for them, each with that of the same number. Whoever has another epoch is
-    /// refused.
+    /// Connects our queue pairs as the peer asks for them, each with that of the same number. Whoever else asks is refused.
     pub(super) async fn admit(
         &self,
         pairs: &mut QueuePairs,
         link: &Link,
-        (ours, theirs): (u64, u64),
+        pass: &Pass,
         deadline: Deadline,
     ) -> Result<(), ConnectError> {
-        let (attr, private) = (attr(link), private::encode(ours));
+        let attr = attr(link);
         for n in 0..pairs.queues.len() {
-            let request = deadline.run(Stage::Request, self.next(theirs, &private)).await?;
+            let private = pass.reply(n);
+            let request = deadline.run(Stage::Request, self.next(pass, n)).await?;
             // The request is the one of this queue pair: the client asks in their order, and waits for each.
             let line = request.accept(pairs.qp(n)?, &attr, &private, deadline).await?;
             pairs.lines.push(line);
@@ -72,16 +73,14 @@ impl Entrance {
         Ok(())
     }
 
-    async fn next(&self, epoch: u64, ours: &[u8]) -> Result<cm::Request, ConnectError> {
+    async fn next(&self, pass: &Pass, n: usize) -> Result<cm::Request, ConnectError> {
         loop {
             let request = self.0.accept().await?;
-            match private::parse(request.private_data(), Stage::Request) {
-                Ok(got) if got == epoch => return Ok(request),
-                other => {
-                    tracing::debug!(from = %request.peer_addr(), ?other, "a stranger asks for a queue pair");
-                    request.reject(ours);
-                }
+            if pass.takes(n, request.private_data()) {
+                return Ok(request);
             }
+            tracing::debug!(from = %request.peer_addr(), "a stranger asks for a queue pair");
+            request.reject(&pass.refusal());
         }
     }
 }
@@ -101,7 +100,7 @@ impl Admissions {
         shared: &Shared,
         rails: Rails,
         entrances: Vec<(usize, Entrance)>,
-        peer: &Hello,
+        pass: &Pass,
         deadline: Deadline,
     ) -> Self {
         let (rails, all) = (Rails { rails: Vec::new(), ..rails }, rails.rails);
@@ -115,7 +114,7 @@ impl Admissions {
             }
             // A rail without an entrance was left out before.
             let Some(entrance) = entrances.remove(&number) else { continue };
-            let epochs = (shared.epoch, peer.epoch);
+            let pass = pass.of(number, 0);
             let outline = joined.outline();
             let admit = async move {
                 let Joined { agreed, half, peer, .. } = &mut joined;
@@ -123,7 +122,7 @@ impl Admissions {
                     Ok(built) => {
                         built.pairs.trim(agreed.qps, &peer.qps);
                         let link = Link::new(built.pd.device(), agreed, false);
-                        entrance.admit(&mut built.pairs, &link, epochs, deadline).await
+                        entrance.admit(&mut built.pairs, &link, &pass, deadline).await
                     }
                     Err(_) => Ok(()),
                 };
@@ -170,7 +169,7 @@ impl Admissions {
 pub(super) async fn ask_all(
     shared: &Shared,
     rails: Rails,
-    peer: &Hello,
+    (peer, pass): (&Hello, &Pass),
     to: SocketAddr,
     deadline: Deadline,
 ) -> Result<(Rails, Vec<usize>), ConnectError> {
@@ -194,8 +193,8 @@ pub(super) async fn ask_all(
                 };
                 built.pairs.trim(agreed.qps, &theirs.qps);
                 let link = Link::new(built.pd.device(), agreed, true);
-                let epochs = (shared.epoch, peer.epoch);
-                ask(built.pd.device(), &mut built.pairs, &link, epochs, at, deadline).await
+                let pass = pass.of(agreed.number, 0);
+                ask(built.pd.device(), &mut built.pairs, &link, &pass, at, deadline).await
             }
         };
         attempt.take(shared, joined, asked);
@@ -208,26 +207,19 @@ fn with_port(mut to: SocketAddr, port: u16) -> SocketAddr {
     to
 }
 
-/// Asks for each queue pair of one rail. Whoever answers with another epoch is refused.
+/// Asks for each queue pair of one rail. Whoever answers and is not the peer is refused.
 pub(super) async fn ask(
     device: &Device,
     pairs: &mut QueuePairs,
     link: &Link,
-    (ours, theirs): (u64, u64),
+    pass: &Pass,
     at: SocketAddr,
     deadline: Deadline,
 ) -> Result<(), ConnectError> {
-    let (attr, private) = (attr(link), private::encode(ours));
+    let attr = attr(link);
     for n in 0..pairs.queues.len() {
-        let line = cm::connect(device, pairs.qp(n)?, at, &attr, &private, deadline).await?;
-        // The port may be another process's by now (K6).
-        let epoch = private::parse(line.private_data(), Stage::Reply)?;
-        if epoch != theirs {
-            return Err(ConnectError::IdentityMismatch {
-                expected: format!("epoch {theirs:#018x}"),
-                got: format!("epoch {epoch:#018x}"),
-            });
-        }
+        let line = cm::connect(device, pairs.qp(n)?, at, &attr, &pass.request(n), deadline).await?;
+        pass.check_reply(n, line.private_data())?;
         pairs.lines.push(line);
     }
     Ok(())

@@ -12,6 +12,7 @@ use super::path_rails::{RailReport, RailState, RailWarning};
 
 use crate::connect::Notify;
 use crate::counters::CounterReport;
+use crate::cuda::GpuTraffic;
 use crate::provider::QpAddress;
 
 /// What a channel runs over, and what each part of it carried so far. What is said of a device, a port and the like is of the
@@ -50,6 +51,8 @@ pub struct PathReport {
     pub mtu: u32,
     /// Each queue pair, and what it carried.
     pub qps: Vec<QpReport>,
+    /// What of it went to and from memory of GPUs, by the path that it took there.
+    pub gpu: GpuTraffic,
     /// Each rail, and what it carried.
     pub rails: Vec<RailReport>,
     /// Rails that were asked for and are not there, from the beginning of the channel. One whose devices can be had again comes
@@ -109,6 +112,13 @@ impl fmt::Display for PathReport {
                 f,
                 "{comma} qp {}->{} wrote {} bytes in {} writes",
                 qp.qp_num, qp.peer_qp_num, qp.bytes_written, qp.writes
+            )?;
+        }
+        for (path, traffic) in self.gpu.used() {
+            write!(
+                f,
+                "; gpu by {path}: {} bytes out in {} operations, {} bytes in in {}",
+                traffic.bytes_out, traffic.operations_out, traffic.bytes_in, traffic.operations_in
             )?;
         }
         if self.rails.len() > 1 {
@@ -198,6 +208,7 @@ impl PathFacts {
     pub(super) fn report(
         &self,
         qps: Vec<(QpReport, String)>,
+        gpu: GpuTraffic,
         fates: Vec<RailFate>,
         counters: Option<CounterReport>,
     ) -> PathReport {
@@ -249,6 +260,7 @@ impl PathFacts {
             peer_gid: ip(first.peer_gid),
             mtu: first.mtu,
             qps: qps.into_iter().map(|(qp, _)| qp).collect(),
+            gpu,
             rails,
             warnings,
             counters,
@@ -292,6 +304,7 @@ mod tests {
             peer_gid: "200:a4d:101::".parse().unwrap(),
             mtu: 1024,
             qps: vec![qp, qp],
+            gpu: GpuTraffic::default(),
             rails: vec![],
             warnings: vec![],
             counters: None,

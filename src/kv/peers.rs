@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use super::channel::ChannelInner;
 use super::lock;
 use super::proto::Ledger;
+use crate::connect::PeerAuth;
 
 /// Connections that ended here and of which a peer may not know: named in hellos, so that it lets go of them.
 const DEAD_KEPT: usize = 64;
@@ -46,6 +47,8 @@ struct Peer {
     /// Here while no connection uses it.
     ledger: Option<Ledger>,
     link: Link,
+    /// Who it was when it was connected last. Its epoch is nobody else's.
+    identity: Option<PeerAuth>,
 }
 
 impl Peer {
@@ -83,6 +86,14 @@ impl Peers {
 
     pub(super) fn dead(&self) -> Vec<u64> {
         lock(&self.state).dead.iter().copied().collect()
+    }
+
+    /// Whether a peer that has shown to be `identity` may have this epoch: one that was connected as somebody else may not. It
+    /// could end that one's channel, and have its grants.
+    pub(super) fn may_be(&self, peer: u64, identity: &PeerAuth) -> bool {
+        let state = lock(&self.state);
+        let known = state.by_epoch.get(&peer).and_then(|peer| peer.identity.as_ref());
+        known.is_none_or(|known| known.may_be(identity))
     }
 
     fn decides(&self, peer: u64) -> bool {
@@ -152,8 +163,11 @@ impl Peers {
 
     /// The committed connection is a channel now.
     pub(super) fn live(&self, peer: u64, connection: u64, channel: &Arc<ChannelInner>) {
-        lock(&self.state).peer(self.epoch, peer).link =
-            Link::Live { connection, channel: Arc::downgrade(channel) };
+        let mut state = lock(&self.state);
+        let entry = state.peer(self.epoch, peer);
+        entry.link = Link::Live { connection, channel: Arc::downgrade(channel) };
+        entry.identity = Some(channel.peer_auth.clone());
+        drop(state);
         self.changed.notify_waiters();
     }
 
@@ -209,9 +223,11 @@ impl Peers {
 
 impl State {
     fn peer(&mut self, epoch: u64, peer: u64) -> &mut Peer {
-        self.by_epoch
-            .entry(peer)
-            .or_insert_with(|| Peer { ledger: Some(Ledger::new(epoch, peer)), link: Link::None })
+        self.by_epoch.entry(peer).or_insert_with(|| Peer {
+            ledger: Some(Ledger::new(epoch, peer)),
+            link: Link::None,
+            identity: None,
+        })
     }
 
     /// Ends the link, if it is this connection's.
@@ -263,6 +279,23 @@ mod tests {
         assert!(matches!(high.commit(1, 0xc2), Answer::Taken(0xc1)));
         assert!(matches!(high.commit(1, 0xc1), Answer::Yes(_)));
         assert!(matches!(low.commit(2, 0xc1), Answer::Yes(_)));
+    }
+
+    #[test]
+    fn k6_an_epoch_is_that_of_whoever_was_connected_under_it() {
+        let peers = Peers::new(1);
+        let named = |name: &str| PeerAuth::Certificate(vec![name.to_owned()]);
+        assert!(peers.may_be(2, &named("a")));
+        let Answer::Yes(ledger) = peers.commit(2, 0xa) else { panic!("no ledger") };
+        lock(&peers.state).peer(1, 2).identity = Some(named("a"));
+        let both = PeerAuth::Certificate(vec!["z".to_owned(), "a".to_owned()]);
+        assert!(peers.may_be(2, &named("a")) && peers.may_be(2, &both));
+        for other in [named("b"), PeerAuth::Anonymous, PeerAuth::Key("a".to_owned())] {
+            assert!(!peers.may_be(2, &other), "{other}");
+        }
+        // As long as something is remembered of it.
+        peers.ended(2, 0xa, ledger);
+        assert!(peers.may_be(2, &named("b")));
     }
 
     #[test]

@@ -85,6 +85,12 @@ pub enum PoolError {
         /// The block id.
         block: u32,
     },
+    /// Bytes could not be copied to or from the block: of memory of a GPU.
+    #[error("the block could not be copied: {reason}")]
+    Copy {
+        /// What failed.
+        reason: String,
+    },
     /// An id, layer, position or byte range that does not exist.
     #[error("{what} {index} is out of range: there are {limit}")]
     OutOfRange {
@@ -266,6 +272,11 @@ impl KvPool {
             // `first` is one that has.
             Err(_) => &[],
         }
+    }
+
+    /// Whether it is in memory of a GPU.
+    pub(crate) fn is_device_memory(&self) -> bool {
+        self.regions().first().is_some_and(Region::is_device)
     }
 
     /// Whether two handles are of the same pool.

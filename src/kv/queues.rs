@@ -5,6 +5,7 @@
 
 use std::io;
 
+use crate::cuda::GpuTraffic;
 use crate::error::{PostError, QpError};
 use crate::memory::{Local, Slice};
 use crate::provider::{self, QpInit, RecvWr, SendOp, Sge, WrChain};
@@ -90,6 +91,8 @@ pub(crate) struct Queue {
     report: QpReport,
     /// What carried its bytes, and why, once the queue pair is away.
     path: (&'static str, String),
+    /// Of memory of GPUs: what those before it have carried, and it itself, once it is away.
+    gpu: GpuTraffic,
 }
 
 impl Queue {
@@ -128,6 +131,7 @@ impl Queue {
             silent_bytes: 0,
             report: QpReport { qp_num, ..QpReport::default() },
             path: Default::default(),
+            gpu: GpuTraffic::default(),
         };
         for slot in 0..this.recv.len() {
             this.repost(slot as u32);
@@ -156,6 +160,7 @@ impl Queue {
             silent_bytes: 0,
             report: QpReport::default(),
             path: Default::default(),
+            gpu: GpuTraffic::default(),
         }
     }
 
@@ -181,11 +186,21 @@ impl Queue {
     pub(crate) fn carry_on(&mut self, before: &Self) {
         let QpReport { bytes_written, writes, controls, received, .. } = before.report;
         self.report = QpReport { bytes_written, writes, controls, received, ..self.report };
+        self.gpu = before.gpu_traffic();
     }
 
     /// What it carried. What carries it is not in there: that is asked of the queue pair.
     pub(crate) fn report(&self) -> QpReport {
         self.report
+    }
+
+    /// What went to and from memory of GPUs.
+    pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
+        let mut all = self.gpu;
+        if let Some(qp) = &self.qp {
+            all.add(&qp.gpu_traffic());
+        }
+        all
     }
 
     pub(crate) fn report_ref(&self) -> &QpReport {
@@ -311,6 +326,7 @@ impl Queue {
     pub(crate) fn take_qp(&mut self) -> Option<provider::Qp> {
         let qp = self.qp.take()?;
         self.path = qp.path();
+        self.gpu.add(&qp.gpu_traffic());
         Some(qp)
     }
 

@@ -358,19 +358,16 @@ impl KvChannel {
     /// [readable](super::PoolAccess::peers_read): from one that is not, the peer reads by
     /// [`ReadStrategy::RemoteWrite`].
     ///
-    /// It does not wait, and any number of grants may be open.
+    /// It does not wait. Any number of grants may be open, unless [`KvConfig::limits`](super::KvConfig::limits) says otherwise.
     ///
     /// # Errors
-    /// The blocks come back in the error: they are of another pool, or the channel has ended.
+    /// The blocks come back in the error: they are of another pool, above a limit, or the channel has ended.
     pub fn grant_read(&self, blocks: impl Into<Arc<Blocks>>) -> Result<Grant, GrantReadRefused> {
         let blocks = blocks.into();
         if !blocks.pool().same(self.pool()) {
             return Err(GrantReadRefused { blocks, why: GrantRefusal::ForeignBlocks });
         }
-        self.inner
-            .driver
-            .grant_read(blocks)
-            .map_err(|(closed, blocks)| GrantReadRefused { blocks, why: GrantRefusal::Closed(closed) })
+        self.inner.driver.grant_read(blocks).map_err(|(why, blocks)| GrantReadRefused { blocks, why })
     }
 
     /// Reads granted blocks to blocks of ours. Starts at once, whether or not the future is polled; it resolves when all of

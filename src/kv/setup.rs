@@ -13,6 +13,7 @@ use super::driver::{KvDriver, OnEnd, Parts, RailHalf, RailParts};
 use super::endpoint::Shared;
 use super::join::{Joined, Rails};
 use super::layout::{Dtype, Layout};
+use super::pass::Pass;
 use super::path_rails::RailWarning;
 use super::pool::{PoolDevice, Registered};
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
@@ -337,7 +338,9 @@ pub(super) fn protocol(
             opening,
             tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
             rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
-            max_write: config.max_write.min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
+            max_write: config
+                .max_write_of(shared.pool.is_device_memory())
+                .min(u32::try_from(agreed.max_msg).unwrap_or(u32::MAX)),
             max_reads: u32::from(agreed.rd_atomic.min(device.capabilities().max_rd_atomic)),
         }
     };
@@ -361,7 +364,7 @@ pub(super) fn protocol(
 pub(super) fn driver(
     shared: &Arc<Shared>,
     rails: Vec<Joined>,
-    peer: &Hello,
+    (peer, pass): (&Hello, Pass),
     (proto, peer_pool): (proto::Config, PeerPool),
     ledger: Ledger,
     (client, managed): (bool, bool),
@@ -402,6 +405,7 @@ pub(super) fn driver(
         },
         local_epoch: shared.epoch,
         peer_epoch: peer.epoch,
+        pass,
         peer_name: peer.name.clone(),
         client,
         on_end,

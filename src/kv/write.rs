@@ -4,7 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tokio::time::Sleep;
 
 use super::blocks::Blocks;
 use super::driver::KvDriver;
@@ -14,6 +16,7 @@ use super::proto::{Reason, TransferId};
 use super::shape::Shape;
 use super::spans::{Mapped, Stretch, TokenSpan};
 use super::waiting::Place;
+use crate::cuda::{CudaError, Event};
 
 /// A write to be started: which of our blocks go to which of the granted ones.
 ///
@@ -28,6 +31,8 @@ pub struct WriteRequest {
     pub(crate) mapped: Option<Mapped>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) tag: u64,
+    /// What has to have happened before it is begun.
+    pub(crate) after: Option<Event>,
 }
 
 impl WriteRequest {
@@ -37,7 +42,7 @@ impl WriteRequest {
     /// several peers at once, and cannot be changed until the last write has given its clone back.
     pub fn new(grant: &Grant, source: impl Into<Arc<Blocks>>) -> Self {
         let (grant, source) = (grant.clone(), source.into());
-        Self { grant, source, pairs: None, mapped: None, deadline: None, tag: 0 }
+        Self { grant, source, pairs: None, mapped: None, deadline: None, tag: 0, after: None }
     }
 
     /// Writes these pairs (position in the source, position in the grant) instead, each in every layer. A position of
@@ -77,6 +82,16 @@ impl WriteRequest {
     /// [`KvConfig::deadline`](super::KvConfig::deadline). At its end the write is aborted, and its blocks come back.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// Begins the write when `event` has come: when the work that fills the source is done. Until then nothing is posted, no
+    /// thread waits, and the time counts towards the deadline. The write's future has to be polled, or detached, meanwhile.
+    ///
+    /// Of the calls of this the last one counts.
+    #[cfg(feature = "cuda")]
+    pub fn after(mut self, event: Event) -> Self {
+        self.after = Some(event);
         self
     }
 
@@ -196,6 +211,15 @@ pub enum WriteError {
         /// How many it follows.
         limit: u64,
     },
+    /// The source is memory of a GPU that the peer cannot be given. Nothing was posted.
+    #[error("the blocks cannot be sent to this peer: {reason}")]
+    Unsendable {
+        /// Why, and the fix.
+        reason: String,
+    },
+    /// What fills the source has failed, and with it the event that the write was to come after. Nothing was posted.
+    #[error("the event that the write waits for has failed: {0}")]
+    Event(CudaError),
     /// The source blocks are of another endpoint's pool. Nothing was posted.
     #[error(
         "the source blocks belong to another pool than this endpoint's; register one pool and take blocks from it"
@@ -236,6 +260,14 @@ pub struct Write {
 enum State {
     /// Refused at the call, or waiting for its turn: nothing has been posted.
     Ended(Option<(WriteError, Arc<Blocks>)>),
+    /// Waits for its event.
+    Held {
+        driver: Arc<KvDriver>,
+        request: Option<Box<WriteRequest>>,
+        event: Event,
+        since: Instant,
+        look: Option<Pin<Box<Sleep>>>,
+    },
     Queued {
         driver: Arc<KvDriver>,
         request: Option<Box<WriteRequest>>,
@@ -251,6 +283,7 @@ impl std::fmt::Debug for Write {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = match &self.state {
             State::Ended(_) => "ended",
+            State::Held { .. } => "held",
             State::Queued { .. } => "queued",
             State::Running { .. } => "running",
         };
@@ -267,8 +300,16 @@ pub(crate) enum Started {
 }
 
 impl Write {
-    pub(crate) fn start(driver: &Arc<KvDriver>, request: WriteRequest) -> Self {
-        let state = match driver.start_write(Box::new(request), None) {
+    pub(crate) fn start(driver: &Arc<KvDriver>, mut request: WriteRequest) -> Self {
+        if let Some(event) = request.after.take() {
+            let (driver, request) = (driver.clone(), Some(Box::new(request)));
+            return Self { state: State::Held { driver, request, event, since: Instant::now(), look: None } };
+        }
+        Self::begin(driver, Box::new(request))
+    }
+
+    fn begin(driver: &Arc<KvDriver>, request: Box<WriteRequest>) -> Self {
+        let state = match driver.start_write(request, None) {
             Started::Running(id) => State::Running { driver: driver.clone(), id },
             Started::Full(request) => {
                 State::Queued { driver: driver.clone(), request: Some(request), place: Place::default() }
@@ -302,10 +343,53 @@ impl Write {
                     let _ = write.await;
                 });
             }
+            State::Held { driver, request, event, since, look } => {
+                let write =
+                    Self { state: State::Held { driver: driver.clone(), request, event, since, look } };
+                driver.spawn(async move {
+                    let _ = write.await;
+                });
+            }
             State::Ended(_) => {}
         }
     }
+
+    /// Looks whether the event has come that it waits for, soon at first and then ever later.
+    fn poll_held(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let State::Held { driver, request, event, since, look } = &mut self.state else {
+            return Poll::Ready(());
+        };
+        let come = loop {
+            if let Some(sleep) = look {
+                std::task::ready!(sleep.as_mut().poll(cx));
+            }
+            let (waited, deadline) = (since.elapsed(), driver.deadline_of(request.as_deref()));
+            match event.is_done() {
+                Ok(true) => break Ok(deadline.saturating_sub(waited)),
+                Err(error) => break Err(WriteError::Event(error)),
+                Ok(false) if waited >= deadline => break Err(WriteError::NotDelivered(Reason::Deadline)),
+                Ok(false) => {
+                    // tokio's timer counts milliseconds.
+                    let next = (waited / 8).clamp(Duration::from_millis(1), LAST_LOOK);
+                    *look = Some(Box::pin(tokio::time::sleep(next.min(deadline - waited))));
+                }
+            }
+        };
+        let Some(mut request) = request.take() else { return Poll::Ready(()) };
+        let driver = driver.clone();
+        self.state = match come {
+            Ok(left) => {
+                request.deadline = Some(left);
+                std::mem::replace(&mut Self::begin(&driver, request).state, State::Ended(None))
+            }
+            Err(error) => State::Ended(Some((error, request.source))),
+        };
+        Poll::Ready(())
+    }
 }
+
+/// The longest time between two looks at the event that a write waits for.
+const LAST_LOOK: Duration = Duration::from_millis(10);
 
 impl Future for Write {
     type Output = (Result<Landed, WriteError>, Arc<Blocks>);
@@ -314,6 +398,7 @@ impl Future for Write {
     /// When polled after it was ready.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
+        std::task::ready!(this.poll_held(cx));
         if let State::Queued { driver, request, place } = &mut this.state
             && let Some(waiting) = request.take()
         {
@@ -343,7 +428,7 @@ impl Future for Write {
                     Poll::Pending => Poll::Pending,
                 }
             }
-            State::Queued { .. } => Poll::Pending,
+            State::Queued { .. } | State::Held { .. } => Poll::Pending,
         }
     }
 }
@@ -353,7 +438,7 @@ impl Drop for Write {
         match &mut self.state {
             State::Running { driver, id } => driver.abandon(*id),
             State::Queued { driver, place, .. } => driver.leave(place),
-            State::Ended(_) => {}
+            State::Held { .. } | State::Ended(_) => {}
         }
     }
 }

@@ -6,16 +6,22 @@ use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, Weak};
 
 use super::{Prefault, memfd};
+use crate::cuda::{DeviceMemory, Flight};
 use crate::error::MemoryError;
 
 /// From this size on, a mapping of ours asks for huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// What names the next memfd in this process. None is 0.
-static NEXT_MEMFD: AtomicU64 = AtomicU64::new(1);
+/// What names the next memfd, or allocation of a GPU, in this process. None is 0.
+static NEXT_NAME: AtomicU64 = AtomicU64::new(1);
+
+/// A name for memory that is lent to peers: never 0, never given out again.
+pub(crate) fn next_name() -> u64 {
+    NEXT_NAME.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Memory with a fixed address for as long as this value lives.
 pub(crate) struct Mapping {
@@ -25,6 +31,8 @@ pub(crate) struct Mapping {
     /// Orders the CPU's own safe copies into and out of exposed memory, so that two of them are never a data race.
     /// Devices, peers and the kernel are outside of it. Held for one small piece of a copy at a time.
     copies: RwLock<()>,
+    /// Copies into it by a GPU that may not be over.
+    flights: Mutex<Vec<Weak<Flight>>>,
 }
 
 enum Backing {
@@ -32,6 +40,8 @@ enum Backing {
     Mapped { mapped_len: usize, memfd: Option<Memfd> },
     /// The user's, kept by an owner that we only drop.
     User { _owner: Box<dyn Any + Send + Sync> },
+    /// Memory of a GPU: its address is nothing that this processor can reach.
+    Device(Arc<DeviceMemory>),
 }
 
 /// The memfd behind a mapping of ours: its first byte is the mapping's.
@@ -56,6 +66,7 @@ impl std::fmt::Debug for Mapping {
             Backing::Mapped { memfd: None, .. } => "anonymous",
             Backing::Mapped { memfd: Some(_), .. } => "memfd",
             Backing::User { .. } => "user",
+            Backing::Device(_) => "device",
         };
         write!(f, "Mapping({kind}, {:#x}..+{})", self.addr, self.len)
     }
@@ -76,7 +87,7 @@ impl Mapping {
         let mapped_len = whole_pages(len)?;
         let os = |what| move |source| MemoryError::Os { what, len, source };
         let fd = memfd::create(mapped_len as u64).map_err(os("creating a memfd"))?;
-        let id = NEXT_MEMFD.fetch_add(1, Ordering::Relaxed);
+        let id = next_name();
         let memfd = Some(Memfd { fd, id });
         let this = Self::map("mapping a memfd", len, mapped_len, libc::MAP_SHARED, memfd)?;
         // After the mapping: from then on nobody gets another one that can write.
@@ -114,8 +125,7 @@ impl Mapping {
         if addr == libc::MAP_FAILED {
             return Err(MemoryError::Os { what, len, source: io::Error::last_os_error() });
         }
-        let backing = Backing::Mapped { mapped_len, memfd };
-        Ok(Self { addr: addr.expose_provenance(), len, backing, copies: RwLock::new(()) })
+        Ok(Self::over(addr.expose_provenance(), len, Backing::Mapped { mapped_len, memfd }))
     }
 
     /// # Safety
@@ -134,9 +144,42 @@ impl Mapping {
                 fix: "address and length must stay inside the address space",
             });
         }
-        let this = Self { addr, len, backing: Backing::User { _owner: owner }, copies: RwLock::new(()) };
+        let this = Self::over(addr, len, Backing::User { _owner: owner });
         this.prefault(prefault)?;
         Ok(this)
+    }
+
+    /// `len` bytes of memory of a GPU.
+    pub(crate) fn device(memory: Arc<DeviceMemory>, len: u64) -> Self {
+        Self::over(memory.addr() as usize, len, Backing::Device(memory))
+    }
+
+    fn over(addr: usize, len: u64, backing: Backing) -> Self {
+        Self { addr, len, backing, copies: RwLock::new(()), flights: Mutex::default() }
+    }
+
+    /// The memory of a GPU that it is, if it is that. Then no pointer may be made of its address.
+    pub(crate) fn device_memory(&self) -> Option<&Arc<DeviceMemory>> {
+        match &self.backing {
+            Backing::Device(memory) => Some(memory),
+            _ => None,
+        }
+    }
+
+    /// A GPU copies into it until `flight` is over.
+    pub(crate) fn written_by(&self, flight: &Arc<Flight>) {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        flights.retain(|flight| flight.strong_count() > 0);
+        flights.push(Arc::downgrade(flight));
+    }
+
+    /// Waits until no GPU copies into it. Those copies wait for nobody, and end in milliseconds.
+    pub(crate) fn settle(&self) {
+        let flights = std::mem::take(&mut *self.flights.lock().unwrap_or_else(PoisonError::into_inner));
+        for flight in flights.iter().filter_map(Weak::upgrade) {
+            // After an error of the context nothing of it runs any more.
+            let _ = flight.wait();
+        }
     }
 
     /// The address of the first byte.
@@ -170,7 +213,7 @@ impl Mapping {
     }
 
     fn prefault(&self, prefault: Prefault) -> Result<(), MemoryError> {
-        if prefault == Prefault::No {
+        if prefault == Prefault::No || self.device_memory().is_some() {
             return Ok(());
         }
         let page = page_size();

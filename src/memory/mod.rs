@@ -19,15 +19,21 @@ mod remote;
 mod slice;
 
 use std::any::Any;
+use std::sync::Arc;
 
 pub(crate) use checksum::Checksum;
 pub use checksum::checksum;
 pub(crate) use mapping::Mapping;
+#[cfg(feature = "cuda")]
+pub(crate) use mapping::{next_name, page_size};
 pub(crate) use region::MrInner;
 pub use region::{Exposed, Kind, Local, Region};
 pub use remote::{Access, RemoteRegion, RemoteSlice};
 pub use slice::{AnySlice, Slice};
 
+use crate::cuda::DeviceMemory;
+#[cfg(feature = "cuda")]
+use crate::cuda::{Cuda, CudaError};
 use crate::error::MemoryError;
 use crate::provider::{self, AccessFlags};
 
@@ -75,7 +81,16 @@ pub struct Memory {
 enum Source {
     Anonymous,
     Memfd,
-    User { addr: usize, owner: Box<dyn Any + Send + Sync> },
+    User {
+        addr: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    },
+    /// Memory of a GPU that is there already.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    Device(Arc<DeviceMemory>),
+    /// Memory of that GPU, allocated when it is mapped.
+    #[cfg(feature = "cuda")]
+    DeviceAlloc(Result<Arc<Cuda>, CudaError>, u32),
 }
 
 impl std::fmt::Debug for Source {
@@ -84,6 +99,9 @@ impl std::fmt::Debug for Source {
             Self::Anonymous => f.write_str("Anonymous"),
             Self::Memfd => f.write_str("Memfd"),
             Self::User { addr, .. } => write!(f, "User({addr:#x})"),
+            Self::Device(memory) => memory.fmt(f),
+            #[cfg(feature = "cuda")]
+            Self::DeviceAlloc(_, device) => write!(f, "DeviceAlloc({device})"),
         }
     }
 }
@@ -109,6 +127,64 @@ impl Memory {
     ///   `from_raw` once.
     pub unsafe fn from_raw(ptr: *mut u8, len: u64, owner: Box<dyn Any + Send + Sync>) -> Self {
         Self::new(Source::User { addr: ptr.expose_provenance(), owner }, len)
+    }
+
+    /// Zeroed memory of a GPU, by `cuMemAlloc`: `device` is an ordinal of [`cuda::devices`](crate::cuda::devices). It is allocated
+    /// when it is registered, and freed after its last use.
+    ///
+    /// It can be registered [exposed](crate::device::ProtectionDomain::register_exposed) only, without atomics, and as a
+    /// [pool](crate::kv::KvPool). What copies in and out of it waits for a copy by the GPU, some ten microseconds each.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(device: u32, len: u64) -> Self {
+        Self::new(Source::DeviceAlloc(Cuda::system(), device), len)
+    }
+
+    /// Memory of a GPU that the program has, also in the middle of an allocation: what `cudaMalloc`, `cuMemAlloc` or a tensor's
+    /// `data_ptr()` gives. `owner` is dropped after the last use of it, also by a peer.
+    ///
+    /// Stream-ordered memory (`cudaMallocAsync`) and memory that the program has mapped itself (`cuMemMap`) can be written to by
+    /// peers, and be their source in the same process; another process cannot be given it, and a write from it says so.
+    ///
+    /// # Errors
+    /// [`MemoryError::Gpu`]: no driver, an address that is no device memory, or a range beyond its allocation.
+    ///
+    /// # Safety
+    /// - `ptr..ptr + len`, and the CUDA context that it is of, stay valid until `owner` is dropped.
+    /// - Nothing else writes it while an operation of this crate reads it, nor uses it while one writes it. Work of the GPU that fills
+    ///   it is over before it is given to an operation.
+    #[cfg(feature = "cuda")]
+    pub unsafe fn from_cuda(
+        ptr: u64,
+        len: u64,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self, MemoryError> {
+        // SAFETY: the caller's promise.
+        let memory = unsafe { DeviceMemory::user(&Cuda::system()?, ptr, len, owner, next_name)? };
+        Ok(Self::new(Source::Device(memory), len))
+    }
+
+    /// Memory of a recorded driver.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn cuda_of(cuda: &Arc<Cuda>, device: u32, len: u64) -> Self {
+        Self::new(Source::DeviceAlloc(Ok(cuda.clone()), device), len)
+    }
+
+    /// Memory of a recorded driver that a test has got from it.
+    #[cfg(all(test, feature = "cuda"))]
+    pub(crate) fn from_cuda_of(cuda: &Arc<Cuda>, ptr: u64, len: u64) -> Result<Self, MemoryError> {
+        // SAFETY: a recorded driver's memory lives as long as the driver, which the memory keeps.
+        let memory = unsafe { DeviceMemory::user(cuda, ptr, len, Box::new(()), next_name)? };
+        Ok(Self::new(Source::Device(memory), len))
+    }
+
+    /// Whether it is memory of a GPU.
+    pub(crate) fn is_device(&self) -> bool {
+        match self.source {
+            Source::Device(_) => true,
+            #[cfg(feature = "cuda")]
+            Source::DeviceAlloc(..) => true,
+            _ => false,
+        }
     }
 
     fn new(source: Source, len: u64) -> Self {
@@ -175,6 +251,15 @@ impl Memory {
             Source::Memfd => Mapping::memfd(self.len, self.prefault),
             // SAFETY: the caller of `from_raw` has promised what `user` asks for.
             Source::User { addr, owner } => unsafe { Mapping::user(addr, self.len, owner, self.prefault) },
+            Source::Device(memory) => Ok(Mapping::device(memory, self.len)),
+            #[cfg(feature = "cuda")]
+            Source::DeviceAlloc(cuda, device) => {
+                if self.len == 0 {
+                    return Err(MemoryError::Length { asked: 0, fix: "ask for at least one byte" });
+                }
+                let gpu = cuda?.gpu(device)?;
+                Ok(Mapping::device(DeviceMemory::alloc(&gpu, self.len, next_name)?, self.len))
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use super::{Mapping, RemoteRegion, Slice};
+use crate::cuda::DeviceMemory;
 use crate::error::MemoryError;
 use crate::provider::{self, AccessFlags};
 
@@ -115,6 +116,16 @@ impl<K: Kind> Region<K> {
     #[cfg(feature = "verbs")]
     pub(crate) fn provider(&self) -> &provider::Mr {
         &self.inner.mr
+    }
+
+    /// The memory of a GPU that it is in, if it is that.
+    pub(crate) fn device_memory(&self) -> Option<&Arc<DeviceMemory>> {
+        self.inner.mapping.device_memory()
+    }
+
+    /// Whether it is memory of a GPU.
+    pub(crate) fn is_device(&self) -> bool {
+        self.device_memory().is_some()
     }
 
     /// Never: a region has at least one byte.

@@ -18,6 +18,9 @@ use crate::provider;
 /// A copy holds the mapping's copy lock for at most this many bytes at a time. A multiple of the checksum's stripe.
 const PIECE: usize = 16 << 10;
 
+/// Of memory of a GPU: the bytes of a copy.
+const DEVICE_PIECE: usize = 256 * PIECE;
+
 /// A range of a [`Region`](super::Region). A `Slice<Local>` is exclusive and is a `[u8]`; a `Slice<Exposed>` copies
 /// in and out.
 ///
@@ -99,6 +102,11 @@ impl<K: Kind> Slice<K> {
         self.mr.addr() + self.offset
     }
 
+    /// Whether it is memory of a GPU.
+    fn is_device(&self) -> bool {
+        self.mr.mapping.device_memory().is_some()
+    }
+
     fn ptr(&self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.addr() as usize)
     }
@@ -178,9 +186,12 @@ impl Slice<Exposed> {
     /// Copies of this process do not tear each other within 16 KiB; a peer's writes may fall in between.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], with nothing copied.
+    /// [`MemoryError::OutOfRange`], with nothing copied; [`MemoryError::Gpu`] of memory of a GPU.
     pub fn copy_in(&self, at: u64, src: &[u8]) -> Result<(), MemoryError> {
         self.check(at, src.len() as u64)?;
+        if let Some(memory) = self.mr.mapping.device_memory() {
+            return Ok(memory.copy_in(self.addr() + at, src)?);
+        }
         let mut to = self.ptr().wrapping_add(at as usize);
         for piece in src.chunks(PIECE) {
             let _copying = self.mr.mapping.copies().write().unwrap_or_else(PoisonError::into_inner);
@@ -196,9 +207,12 @@ impl Slice<Exposed> {
     /// Copies the bytes from `at` on to `dst`, as many as `dst` has.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], with nothing copied.
+    /// [`MemoryError::OutOfRange`], with nothing copied; [`MemoryError::Gpu`] of memory of a GPU.
     pub fn copy_out(&self, at: u64, dst: &mut [u8]) -> Result<(), MemoryError> {
         self.check(at, dst.len() as u64)?;
+        if let Some(memory) = self.mr.mapping.device_memory() {
+            return Ok(memory.copy_out(self.addr() + at, dst)?);
+        }
         let mut from = self.ptr().cast_const().wrapping_add(at as usize);
         for piece in dst.chunks_mut(PIECE) {
             let _copying = self.mr.mapping.copies().read().unwrap_or_else(PoisonError::into_inner);
@@ -211,22 +225,41 @@ impl Slice<Exposed> {
 
     /// The checksum of its bytes, by the function [`checksum`](super::checksum). It reads copies of small pieces, so
     /// that its answer is of bytes that were there, also while a peer writes.
-    pub fn checksum(&self) -> u64 {
+    ///
+    /// # Errors
+    /// [`MemoryError::Gpu`], of memory of a GPU.
+    pub fn checksum(&self) -> Result<u64, MemoryError> {
         let mut sum = Checksum::new();
-        self.checksum_into(&mut sum);
-        sum.finish()
+        self.checksum_into(&mut sum)?;
+        Ok(sum.finish())
     }
 
     /// Adds its bytes to `sum`.
-    pub(crate) fn checksum_into(&self, sum: &mut Checksum) {
-        let mut buf = [0u8; PIECE];
+    pub(crate) fn checksum_into(&self, sum: &mut Checksum) -> Result<(), MemoryError> {
+        self.in_pieces(|bytes| {
+            sum.update(bytes);
+            Ok(())
+        })
+    }
+
+    /// Hands copies of its bytes to `each`, in order. Each but the last has the same multiple of [`PIECE`] bytes.
+    fn in_pieces<E: From<MemoryError>>(&self, mut each: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let (mut few, mut many) = ([0u8; PIECE], Vec::new());
+        // A copy from a GPU costs as much for a few bytes as for many.
+        let buf = if self.is_device() && self.len > PIECE as u64 {
+            many.resize(self.len.min(DEVICE_PIECE as u64) as usize, 0);
+            &mut many[..]
+        } else {
+            &mut few[..]
+        };
         let mut at = 0;
         while at < self.len {
-            let n = (self.len - at).min(PIECE as u64) as usize;
-            self.copy_out(at, &mut buf[..n]).expect("the piece is inside of this slice");
-            sum.update(&buf[..n]);
+            let n = (self.len - at).min(buf.len() as u64) as usize;
+            self.copy_out(at, &mut buf[..n])?;
+            each(&buf[..n])?;
             at += n as u64;
         }
+        Ok(())
     }
 
     /// Writes all of its bytes to `fd`, straight from the region. Blocks as `write(2)` does.
@@ -234,24 +267,16 @@ impl Slice<Exposed> {
     /// # Errors
     /// The system's, after which a part may have been written: `WouldBlock` too, on a descriptor that does not block.
     pub fn write_to_fd(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let mut done = 0;
-        while done < self.len {
-            let n = (self.len - done).min(1 << 30) as usize;
-            let from = self.ptr().wrapping_add(done as usize);
-            // SAFETY: the range is inside this slice, whose mapping `mr` keeps; the kernel reads it.
-            let rc = unsafe { libc::write(fd.as_raw_fd(), from.cast(), n) };
-            match rc {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                n if n > 0 => done += n as u64,
-                _ => {
-                    let e = io::Error::last_os_error();
-                    if e.kind() != io::ErrorKind::Interrupted {
-                        return Err(e);
-                    }
-                }
-            }
+        if self.is_device() {
+            return self
+                .in_pieces(|bytes| {
+                    // SAFETY: `bytes` is readable while the call lasts.
+                    unsafe { write_all(fd, bytes.as_ptr(), bytes.len() as u64) }.map_err(NotWritten)
+                })
+                .map_err(|NotWritten(e)| e);
         }
-        Ok(())
+        // SAFETY: the range is this slice, whose mapping `mr` keeps; the kernel reads it.
+        unsafe { write_all(fd, self.ptr(), self.len) }
     }
 
     /// The address of its first byte.
@@ -262,11 +287,46 @@ impl Slice<Exposed> {
     /// Its bytes in place.
     ///
     /// # Safety
+    /// It is not memory of a GPU, whose address this processor cannot reach.
+    ///
     /// While the reference lives nothing writes these bytes: no peer, no operation, no `copy_in`. The protocol with
     /// the peer must say so; a registration does not.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: inside a mapping that `mr` keeps and initialised; the caller promises that nothing writes it.
         unsafe { std::slice::from_raw_parts(self.ptr(), self.len as usize) }
+    }
+}
+
+/// Writes `from..+len` to `fd`.
+///
+/// # Safety
+/// The kernel may read that.
+unsafe fn write_all(fd: BorrowedFd<'_>, from: *const u8, len: u64) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let n = (len - done).min(1 << 30) as usize;
+        // SAFETY: inside of what the caller promises.
+        let rc = unsafe { libc::write(fd.as_raw_fd(), from.wrapping_add(done as usize).cast(), n) };
+        match rc {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            n if n > 0 => done += n as u64,
+            _ => {
+                let e = io::Error::last_os_error();
+                if e.kind() != io::ErrorKind::Interrupted {
+                    return Err(e);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Why bytes were not written to a descriptor: the system's reason, or the copy's.
+struct NotWritten(io::Error);
+
+impl From<MemoryError> for NotWritten {
+    fn from(e: MemoryError) -> Self {
+        Self(io::Error::other(e))
     }
 }
 
@@ -307,6 +367,14 @@ impl AnySlice {
         match self {
             Self::Local(s) => s.mr.pd.is_same(pd),
             Self::Exposed(s) => s.mr.pd.is_same(pd),
+        }
+    }
+
+    /// Whether it is memory of a GPU.
+    pub(crate) fn is_device(&self) -> bool {
+        match self {
+            Self::Local(s) => s.is_device(),
+            Self::Exposed(s) => s.is_device(),
         }
     }
 

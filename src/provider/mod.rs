@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use crate::device::Capabilities;
 use crate::error::{DeviceError, MemoryError, PostError, QpError};
-use crate::memory::Mapping;
+use crate::memory::{Exposed, Mapping, Region};
 use events::{Events, ObjectId};
 
 /// Access flags of a memory region, with the bits of `enum ibv_access_flags`.
@@ -701,6 +701,24 @@ impl Qp {
             Self::Soft(_) => false,
             #[cfg(feature = "verbs")]
             Self::Verbs(_) => true,
+        }
+    }
+
+    /// Why the peer cannot be given what is in `region`, memory of a GPU. `None` where it can, or that is not known yet.
+    pub(crate) fn why_not_send(&self, region: &Region<Exposed>) -> Option<String> {
+        match self {
+            Self::Soft(q) => q.why_not_send(region),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => None,
+        }
+    }
+
+    /// What went to and from memory of GPUs.
+    pub(crate) fn gpu_traffic(&self) -> crate::cuda::GpuTraffic {
+        match self {
+            Self::Soft(q) => q.gpu_traffic(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => Default::default(),
         }
     }
 

@@ -69,7 +69,8 @@ async fn r6_the_cause_is_found_in_the_other_completion_queue() {
     let recv = qp.recv(());
     // Past the checks: a key that is none. The device fails it at the post.
     let op = SendOp::Send { imm: None };
-    let wr = Wr { kind: WrKind::Send(op), sge: Some(Sge { addr: 4096, len: 8, lkey: u32::MAX }) };
+    let wr =
+        Wr { kind: WrKind::Send(op), sge: Some(Sge { addr: 4096, len: 8, lkey: u32::MAX }), device: false };
     qp.core.submit(wr, Owner::Ignored, None).unwrap();
     // One thread: this spins on the receives' queue, and no driver runs.
     match recv.await.0.unwrap_err() {

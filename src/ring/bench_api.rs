@@ -53,7 +53,7 @@ impl Idle {
     /// batch of completions, woken after the lock is released, and taken by their futures. Returns how many ended well.
     pub fn round(&mut self, ops: u32) -> u32 {
         let kind = WrKind::Send(SendOp::Write { remote_addr: 0, rkey: 0, imm: None });
-        let wr = Wr { kind, sge: Some(Sge { addr: 0, len: 8, lkey: 0 }) };
+        let wr = Wr { kind, sge: Some(Sge { addr: 0, len: 8, lkey: 0 }), device: false };
         self.posted.clear();
         for n in 0..ops {
             let submitted =

@@ -208,7 +208,8 @@ impl Op {
             }
         };
         let sge = sge.filter(|_| len > 0).map(|s| Sge { addr: s.addr, len: len as u32, lkey: s.lkey });
-        Ok(Wr { kind, sge })
+        let device = self.buf.as_ref().is_some_and(AnySlice::is_device);
+        Ok(Wr { kind, sge, device })
     }
 }
 

@@ -89,7 +89,7 @@ impl Post {
             WrKind::Recv => self.recvs.push(RecvWr { wr_id, sge: wr.sge }),
             WrKind::Send(op) => {
                 let len = wr.sge.map_or(0, |s| s.len);
-                let small = len > 0 && len <= inline && !op.has_answer();
+                let small = len > 0 && len <= inline && !op.has_answer() && !wr.device;
                 self.sends.push(wr_id, op, wr.sge.as_slice(), true, small);
             }
         }

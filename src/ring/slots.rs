@@ -26,6 +26,8 @@ pub(super) const NIL: u32 = u32::MAX;
 pub(crate) struct Wr {
     pub(crate) kind: WrKind,
     pub(crate) sge: Option<Sge>,
+    /// The processor cannot read it, so that it is never copied at the post.
+    pub(crate) device: bool,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ fn env(name: &str) -> String {
 }
 
 fn server() -> Server {
-    Server::at(&format!("{}:0", env("RDMA_IP0")), &["--device", &env("RDMA_DEV0")])
+    Server::at(&format!("{}:0", env("RDMA_IP0")), &["--device", &env("RDMA_DEV0"), "--insecure"])
 }
 
 /// The document, and the exit status.

@@ -66,7 +66,7 @@ pub async fn far_endpoint(on: impl Into<On>, layout: Layout, config: KvConfig) -
 
 async fn endpoint_of(on: On, device: Device, layout: Layout, config: KvConfig) -> KvEndpoint {
     let pool = KvPool::new(&device.alloc_pd().unwrap(), layout).await.unwrap();
-    KvEndpoint::new(pool, config.require_rdma(on == On::Devices)).unwrap()
+    KvEndpoint::new(pool, on.admit(config.require_rdma(on == On::Devices))).unwrap()
 }
 
 /// Queue pairs for a channel: as many as the completion queue has room for, `want` at most.

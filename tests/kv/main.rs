@@ -5,6 +5,7 @@
 //! reach each other, named by `RDMA_DEV0` and `RDMA_DEV1`, with the addresses `RDMA_IP0` and `RDMA_IP1`; they are ignored by
 //! default. What stays with the soft provider says so by naming a profile: it is about the profiles, or about this host.
 
+mod admission;
 mod arguments;
 mod bootstrap;
 mod common;

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use landfall::connect::ConnectError;
+use landfall::connect::{Admission, ConnectError};
 use landfall::device::Profile;
 use landfall::error::DeviceError;
 use landfall::kv::{Bootstrap, Cause, KvConfig, WriteError, WriteRequest};
@@ -234,7 +234,7 @@ async fn k1_a_completion_at_hand_off_is_no_landing() {
 /// CASES 46, by the manager.
 #[tokio::test]
 async fn b4_addresses_of_the_manager() {
-    let a = endpoint(Profile::Siw, layout(1, 4, 64), KvConfig::default()).await;
+    let a = endpoint(Profile::Siw, layout(1, 4, 64), KvConfig::default().admission(Admission::Open)).await;
     let first = a.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     assert_ne!(first.local_addr().port(), 0);
     let busy = a.listen(first.local_addr()).await.unwrap_err();

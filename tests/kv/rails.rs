@@ -12,6 +12,7 @@ use landfall::kv::{
 use landfall::memory::Memory;
 
 use crate::common::{On, PATIENCE, config, fill, layout, on_every_profile, until, wrong};
+use crate::on::keyed;
 
 on_every_profile!(
     k10_every_rail_carries_its_part,
@@ -43,7 +44,8 @@ impl End {
         let memory = Memory::anonymous(layout.required_bytes());
         let pds: Vec<_> = pds.iter().collect();
         let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Target).await.unwrap();
-        KvEndpoint::new(pool, config)
+        // Also where rails come back, and those are asked for by a proof then.
+        KvEndpoint::new(pool, keyed(config))
     }
 
     pub(crate) fn link(&self, rail: usize) -> SoftLink {

@@ -55,7 +55,7 @@ async fn endpoint(on: On, near: bool, layout: Layout, config: KvConfig, access: 
     let device = if near { a } else { b };
     let memory = Memory::anonymous(layout.required_bytes());
     let pool = KvPool::with_memory(&device.alloc_pd().unwrap(), layout, memory, access).await.unwrap();
-    KvEndpoint::new(pool, config.require_rdma(on == On::Devices)).unwrap()
+    KvEndpoint::new(pool, on.admit(config.require_rdma(on == On::Devices))).unwrap()
 }
 
 async fn reading_with(on: On, layout: Layout, config: KvConfig, access: [PoolAccess; 2]) -> Reading {

@@ -7,7 +7,9 @@
 
 use std::net::SocketAddr;
 
+use landfall::connect::{Admission, Psk};
 use landfall::device::{Capabilities, Device, Profile, SoftConfig, SoftTransport};
+use landfall::kv::KvConfig;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
@@ -64,6 +66,16 @@ impl From<Profile> for On {
 }
 
 impl On {
+    /// Who may connect: holders of a key in shared memory, so that everything is tried with one, over every bootstrap; anybody
+    /// elsewhere, asked for by name on devices, whose addresses are no loopback ones.
+    pub(crate) fn admit(self, config: KvConfig) -> KvConfig {
+        match self {
+            Self::Soft(_) => config,
+            Self::Shm(_) => keyed(config),
+            Self::Devices => config.admission(Admission::Open),
+        }
+    }
+
     /// The profile and the transport of a soft device. `None` on RDMA devices.
     pub(crate) fn soft(self) -> Option<SoftConfig> {
         let config = |profile, transport| SoftConfig::new().profile(profile).transport(transport);
@@ -157,6 +169,11 @@ impl On {
     fn is_iwarp(self) -> bool {
         self.devices().0.transport() == "verbs-iwarp"
     }
+}
+
+/// For holders of a key.
+pub(crate) fn keyed(config: KvConfig) -> KvConfig {
+    config.admission(Admission::Psk(Psk::new("tests", &[0x5a; 32]).unwrap()))
 }
 
 fn variable(name: &str) -> String {

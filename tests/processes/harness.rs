@@ -106,7 +106,7 @@ pub(crate) async fn endpoint_on_rails(on: On, config: KvConfig, rails: usize) ->
     let layout = Layout::contiguous(1, BLOCKS, BLOCK_BYTES).unwrap();
     let memory = Memory::anonymous(layout.required_bytes());
     let pool = KvPool::on_rails(&domains, layout, memory, PoolAccess::Target).await.unwrap();
-    KvEndpoint::new(pool, config.require_rdma(on == On::Devices)).unwrap()
+    KvEndpoint::new(pool, on.admit(config.require_rdma(on == On::Devices))).unwrap()
 }
 
 /// Where the endpoint of this process listens.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use landfall::connect::cm;
+use landfall::connect::{Admission, cm};
 use landfall::device::{Device, SoftLink};
 use landfall::kv::{KvConfig, KvEndpoint, KvPool, PoolAccess};
 use landfall::memory::Memory;
@@ -50,7 +50,9 @@ pub async fn endpoint(part: &Part) -> Result<(KvEndpoint, Vec<SoftLink>), String
         .deadline(ms(3000))
         .rail_probe(Duration::from_millis(3), Duration::from_millis(100))
         .strict_rails(part.strict)
-        .require_rdma(rdma);
+        .require_rdma(rdma)
+        // The devices of the lab have addresses of their own.
+        .admission(if rdma { Admission::Open } else { Admission::Local });
     let endpoint = KvEndpoint::named(pool, kv, &part.life.to_string()).map_err(|e| text(&e))?;
     Ok((endpoint, devices.iter().filter_map(Device::soft_link).collect()))
 }

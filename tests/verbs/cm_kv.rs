@@ -25,7 +25,7 @@ fn layout() -> Layout {
 
 /// No heartbeat tells anything while a test runs.
 fn by_cm() -> KvConfig {
-    KvConfig::default().bootstrap(Bootstrap::Cm).heartbeat(DEADLINE * 10).peer_timeout(DEADLINE * 30)
+    kv().bootstrap(Bootstrap::Cm).heartbeat(DEADLINE * 10).peer_timeout(DEADLINE * 30)
 }
 
 async fn endpoint(number: usize, config: KvConfig) -> KvEndpoint {
@@ -130,7 +130,7 @@ fn k3_several_queue_pairs_each_by_a_request_of_its_own() {
 #[ignore = "needs RDMA devices"]
 fn b5_auto_says_which_way_it_took() {
     run(false, async {
-        let Channels { sender, receiver, .. } = channels(KvConfig::default()).await;
+        let Channels { sender, receiver, .. } = channels(kv()).await;
         transfer(&sender, &receiver, 8, 0).await;
         let way = if device(0).capabilities().oob { "oob" } else { "cm" };
         for path in [sender.path(), receiver.path()] {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use landfall::connect::ConnectError;
 use landfall::error::{DeviceError, MemoryError, OpError, QpError};
-use landfall::kv::{Bootstrap, KvConfig, KvEndpoint, KvPool, Layout};
+use landfall::kv::{Bootstrap, KvEndpoint, KvPool, Layout};
 use landfall::memory::{Access, Memory, RemoteSlice};
 use landfall::ring::Role;
 
@@ -45,7 +45,7 @@ fn b2_an_endpoint_refuses_the_out_of_band_bootstrap_before_it_dials() {
     run(false, async {
         let layout = Layout::contiguous(1, 4, 4096).unwrap();
         let pool = KvPool::new(&device(0).alloc_pd().unwrap(), layout).await.unwrap();
-        let endpoint = KvEndpoint::new(pool, KvConfig::default().bootstrap(Bootstrap::Oob)).unwrap();
+        let endpoint = KvEndpoint::new(pool, kv().bootstrap(Bootstrap::Oob)).unwrap();
         // Nobody listens there: it does not come to that.
         let errors = [
             endpoint.listen("127.0.0.1:0".parse().unwrap()).await.err().unwrap(),

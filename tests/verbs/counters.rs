@@ -1,7 +1,7 @@
 //! The device's own counters, for a channel and by hand. rxe counts packets, siw counts nothing.
 
 use landfall::counters::{CountUnit, CounterPort, CounterSnapshot, Expected, Payload, Sysfs, Verdict};
-use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
+use landfall::kv::{KvChannel, KvEndpoint, KvPool, Layout, WriteRequest};
 
 use crate::harness::*;
 
@@ -11,7 +11,7 @@ const BLOCKS: u32 = 64;
 async fn endpoint(number: usize) -> KvEndpoint {
     let layout = Layout::contiguous(1, BLOCKS, BYTES / u64::from(BLOCKS)).unwrap();
     let pool = KvPool::new(&device(number).alloc_pd().unwrap(), layout).await.unwrap();
-    KvEndpoint::new(pool, KvConfig::default().require_rdma(true)).unwrap()
+    KvEndpoint::new(pool, kv().require_rdma(true)).unwrap()
 }
 
 async fn write_all(from: &KvChannel, to: &KvChannel) {

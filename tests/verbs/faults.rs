@@ -90,7 +90,7 @@ async fn channels(layout: Layout, config: KvConfig) -> Channels {
 
 /// Late enough for a wire on which a single lost packet costs a third of a second.
 fn patient_config() -> KvConfig {
-    KvConfig::default().deadline(DEADLINE).peer_timeout(DEADLINE)
+    kv().deadline(DEADLINE).peer_timeout(DEADLINE)
 }
 
 /// Transfers in both directions until the wire has lost some, and 20 at the least.
@@ -178,7 +178,7 @@ async fn cut(config: KvConfig, deadline: Duration) {
 #[test]
 #[ignore = "needs RDMA devices"]
 fn k5_on_a_cut_wire_a_write_ends_at_its_deadline() {
-    let config = KvConfig::default().heartbeat(Duration::from_secs(2)).peer_timeout(Duration::from_secs(10));
+    let config = kv().heartbeat(Duration::from_secs(2)).peer_timeout(Duration::from_secs(10));
     run(false, cut(config, Duration::from_secs(1)));
 }
 
@@ -186,8 +186,7 @@ fn k5_on_a_cut_wire_a_write_ends_at_its_deadline() {
 #[test]
 #[ignore = "needs RDMA devices"]
 fn k5_on_a_cut_wire_the_peer_is_lost() {
-    let config =
-        KvConfig::default().heartbeat(Duration::from_millis(500)).peer_timeout(Duration::from_secs(3));
+    let config = kv().heartbeat(Duration::from_millis(500)).peer_timeout(Duration::from_secs(3));
     run(false, cut(config, DEADLINE));
 }
 

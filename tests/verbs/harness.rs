@@ -3,7 +3,9 @@
 use std::future::Future;
 use std::time::Duration;
 
+use landfall::connect::Admission;
 use landfall::device::{Device, ProtectionDomain};
+use landfall::kv::KvConfig;
 use landfall::memory::{Access, Exposed, Local, Memory, Region, Slice};
 use landfall::ring::{CompletionQueue, ConnectOptions, CqConfig, QpConfig, QueuePair, Role};
 
@@ -18,6 +20,11 @@ pub(crate) fn name(number: usize) -> String {
 
 pub(crate) fn device(number: usize) -> Device {
     Device::open(&name(number)).unwrap()
+}
+
+/// The devices have addresses of their own, which are no loopback ones.
+pub(crate) fn kv() -> KvConfig {
+    KvConfig::default().admission(Admission::Open)
 }
 
 pub(crate) struct Side {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use landfall::connect::cm;
 use landfall::device::Device;
-use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess, RailState, WriteRequest};
+use landfall::kv::{KvChannel, KvEndpoint, KvPool, Layout, PoolAccess, RailState, WriteRequest};
 use landfall::memory::Memory;
 
 use crate::harness::*;
@@ -21,7 +21,7 @@ async fn endpoint(end: usize) -> KvEndpoint {
     let memory = Memory::anonymous(layout.required_bytes());
     let pool = KvPool::on_rails(&[&roce, &iwarp], layout, memory, PoolAccess::Target).await.unwrap();
     let probe = (Duration::from_millis(100), Duration::from_millis(500));
-    let config = KvConfig::default()
+    let config = kv()
         .max_write(BYTES as u32)
         .heartbeat(Duration::from_millis(500))
         .rail_probe(probe.0, probe.1)

@@ -61,7 +61,7 @@ pub(crate) async fn transfer(from: &KvChannel, to: &KvChannel, count: u32, tag: 
 fn k1_landed_means_that_every_byte_is_there() {
     on_both_runtimes(async || {
         let layout = Layout::contiguous(3, 64, 5000).unwrap();
-        let Channels { sender, receiver, .. } = channels(layout, KvConfig::default()).await;
+        let Channels { sender, receiver, .. } = channels(layout, kv()).await;
         for (tag, count) in [1, 64, 17].into_iter().enumerate() {
             transfer(&sender, &receiver, count, tag as u64).await;
             transfer(&receiver, &sender, count, 100 + tag as u64).await;
@@ -75,7 +75,7 @@ fn k1_landed_means_that_every_byte_is_there() {
 fn k3_many_small_transfers_over_four_queue_pairs_are_never_torn() {
     run(true, async {
         let layout = Layout::contiguous(2, 32, 1152).unwrap();
-        let Channels { sender, receiver, .. } = channels(layout, KvConfig::default().qps(4)).await;
+        let Channels { sender, receiver, .. } = channels(layout, kv().qps(4)).await;
         for tag in 0..200 {
             transfer(&sender, &receiver, 8, tag).await;
         }
@@ -90,7 +90,7 @@ fn k3_many_small_transfers_over_four_queue_pairs_are_never_torn() {
 fn k8_large_blocks_are_sliced() {
     run(true, async {
         let layout = Layout::contiguous(1, 2, 3_000_001).unwrap();
-        let Channels { sender, receiver, .. } = channels(layout, KvConfig::default().max_write(65_536)).await;
+        let Channels { sender, receiver, .. } = channels(layout, kv().max_write(65_536)).await;
         transfer(&sender, &receiver, 2, 3).await;
     });
 }
@@ -100,7 +100,7 @@ fn k8_large_blocks_are_sliced() {
 fn k9_the_path_names_devices_ports_and_gids() {
     run(true, async {
         let layout = Layout::contiguous(1, 8, 4096).unwrap();
-        let Channels { sender, receiver, .. } = channels(layout, KvConfig::default()).await;
+        let Channels { sender, receiver, .. } = channels(layout, kv()).await;
         transfer(&sender, &receiver, 8, 0).await;
         let (path, peer) = (sender.path(), receiver.path());
         assert_eq!((path.transport, path.bootstrap, path.port), ("verbs", "oob", Some(1)));
@@ -120,7 +120,7 @@ fn k9_the_path_names_devices_ports_and_gids() {
 fn k5_a_killed_peer_ends_writes_and_arrivals() {
     run(true, async {
         let layout = Layout::contiguous(1, 8, 4096).unwrap();
-        let Channels { sender, receiver, .. } = channels(layout, KvConfig::default()).await;
+        let Channels { sender, receiver, .. } = channels(layout, kv()).await;
         let grant = receiver.grant(receiver.pool().alloc(8).await.unwrap()).unwrap();
         transfer(&sender, &receiver, 0, 7).await;
         receiver.kill();

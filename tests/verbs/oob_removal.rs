@@ -1,6 +1,6 @@
 //! A device that is taken away in mid-traffic, between queue pairs that were connected out of band.
 
-use landfall::kv::{Cause, KvConfig, Layout, WriteRequest};
+use landfall::kv::{Cause, Layout, WriteRequest};
 
 use crate::harness::*;
 use crate::lab_events::{Lab, is_gone};
@@ -42,7 +42,7 @@ fn r7_removal_in_mid_traffic_ends_a_channel() {
     run(true, async {
         let _lab = Lab;
         let layout = Layout::contiguous(1, 64, 64 << 10).unwrap();
-        let Channels { sender, receiver, ends } = channels(layout, KvConfig::default().qps(2)).await;
+        let Channels { sender, receiver, ends } = channels(layout, kv().qps(2)).await;
         transfer(&sender, &receiver, 8, 1).await;
         let granted = sender.grant(sender.pool().alloc(8).await.unwrap()).unwrap();
         let mut removal = None;

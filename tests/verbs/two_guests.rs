@@ -17,8 +17,7 @@ const BLOCKS: u32 = 128;
 const PORT: u16 = 7472;
 
 fn config(bootstrap: Bootstrap) -> KvConfig {
-    KvConfig::default()
-        .bootstrap(bootstrap)
+    kv().bootstrap(bootstrap)
         .heartbeat(Duration::from_secs(1))
         .peer_timeout(Duration::from_secs(5))
         .connect_timeout(DEADLINE / 2)

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::device::{DeviceArgs, Side};
 use crate::measure::client::Client;
-use crate::measure::data::{Budget, Setup};
+use crate::measure::data::Budget;
 use crate::measure::histogram::Latency;
 use crate::measure::load::Report;
 use crate::measure::plot::{self, Lines, Series};
@@ -128,7 +128,7 @@ struct Document<'a> {
     server: &'a About,
     rows: &'a [Row],
     /// Of the last data channel.
-    path: Option<PathReport>,
+    path: Option<&'a PathReport>,
     /// Why there are no more rows.
     error: Option<String>,
 }
@@ -149,8 +149,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<Outcome, Error> {
 }
 
 async fn serve(args: &Serve, output: Output) -> Result<Outcome, Error> {
-    let setup =
-        Setup { devices: args.device.open(Side::Listens(args.address))?, bootstrap: args.device.bootstrap };
+    let setup = args.device.setup(Side::Listens(args.address))?;
     let endpoint = setup.control().await?;
     let listener = endpoint.listen(args.address).await?;
     let address = listener.local_addr();
@@ -212,12 +211,13 @@ async fn connect(args: &Connect, output: &Output) -> Result<Outcome, Error> {
     let measured = measure(args, output, &client, &sizes, &mut rows, &mut path).await;
     if output.is_json() {
         let error = measured.as_ref().err().map(|why| chain(why.as_ref()));
-        output.document(&Document { command: "bench", server: client.about(), rows: &rows, path, error })?;
+        let (server, path) = (client.about(), path.as_ref());
+        output.document(&Document { command: "bench", server, rows: &rows, path, error })?;
     }
     if let Some(file) = &args.plot
         && !rows.is_empty()
     {
-        let svg = draw(args, client.about(), &rows);
+        let svg = draw(args, path.as_ref(), &rows);
         std::fs::write(file, svg).map_err(|why| format!("writing {}: {why}", file.display()))?;
     }
     measured?;
@@ -344,7 +344,7 @@ fn line(row: &Row) -> String {
     )
 }
 
-fn draw(args: &Connect, server: &About, rows: &[Row]) -> String {
+fn draw(args: &Connect, path: Option<&PathReport>, rows: &[Row]) -> String {
     let size = |row: &Row| row.bytes as f64;
     let series = |name: &str, dashed, value: &dyn Fn(&Row) -> Option<f64>| Series {
         name: name.to_owned(),
@@ -353,11 +353,11 @@ fn draw(args: &Connect, server: &About, rows: &[Row]) -> String {
     };
     let drawn = |series: Vec<Series>| series.into_iter().filter(|s| !s.points.is_empty()).collect();
     let what = format!(
-        "{}{}, {} to {}",
+        "{}{} over {}, {}",
         args.op.name(),
         if args.bidirectional { " both ways" } else { "" },
-        many(rows.first().map_or(0, |row| row.qps), "queue pair"),
-        server.transport
+        path.map_or("nothing", |path| path.transport),
+        many(rows.first().map_or(0, |row| row.qps), "queue pair")
     );
     let label = |bytes: f64| show_bytes(bytes as u64);
     plot::document(&[

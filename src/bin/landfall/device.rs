@@ -1,8 +1,10 @@
 //! The options that name a device and how it is connected, for commands that open one.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::str::FromStr;
 
+use landfall::connect::{Admission, Psk};
 use landfall::device::{Device, Profile, SoftConfig, SoftTransport};
 use landfall::kv::Bootstrap;
 
@@ -50,6 +52,12 @@ pub(crate) struct DeviceArgs {
     /// How queue pairs are connected: oob, cm, or auto (oob where the device can)
     #[arg(long, value_name = "NAME", default_value = "auto")]
     pub(crate) bootstrap: Bootstrap,
+    /// Both ends have to hold a key of this file, lines of `ID HEX`; `openssl rand -hex 32` makes one
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    psk: Option<PathBuf>,
+    /// Let anybody connect: without it or a key, a server takes loopback addresses only
+    #[arg(long)]
+    insecure: bool,
 }
 
 /// Which side of a connection a process is, and its address.
@@ -60,6 +68,15 @@ pub(crate) enum Side {
 }
 
 impl DeviceArgs {
+    /// Who may connect.
+    pub(crate) fn admission(&self) -> Result<Admission, Error> {
+        Ok(match &self.psk {
+            Some(file) => Admission::Psk(Psk::from_file(file)?),
+            None if self.insecure => Admission::Open,
+            None => Admission::Local,
+        })
+    }
+
     /// Opens the device, or one for each rail.
     pub(crate) fn open(&self, side: Side) -> Result<Vec<Device>, Error> {
         let verbs = self.transport == Some(Transport::Verbs);

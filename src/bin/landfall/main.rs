@@ -1,9 +1,10 @@
-//! `landfall`: what a host has, whether it is right, and what its devices count.
+//! `landfall`: what a host has, whether it is right, what its devices count, and how fast a path is.
 //!
 //! Each command is a file: its `Args`, and `run`, which prints through [`output`] and says how it ended. The checks and what
 //! they read are the library's.
 //!
-//! The exit status is the verdict: 0 when all is well, 1 when something is not, 2 for a command line that is not understood.
+//! The exit status is the verdict: 0 when all is well, 1 when something is not, 2 for a command line that is not understood, 3 when
+//! it cannot be told (`verify`).
 
 mod bench;
 mod device;
@@ -20,9 +21,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use output::{Error, Outcome, Output, Usage};
 
-/// Looks at this host's RDMA devices: what there is, whether it is right, what it counts.
+/// Looks at this host's RDMA devices: what there is, whether it is right, what it counts, how fast it is.
 ///
-/// Exit status: 0 when all is well, 1 when something is not, 2 for a command line that is not understood.
+/// Exit status: 0 when all is well, 1 when something is not, 2 for a command line that is not understood, 3 when it cannot be told.
 #[derive(Debug, Parser)]
 #[command(name = "landfall", version, max_term_width = 100)]
 struct Cli {

@@ -13,7 +13,7 @@ use crate::measure::load::Report;
 use crate::measure::plot::{Bar, Bars};
 use crate::measure::progress::Progress;
 use crate::measure::talk::{About, Op, Shape};
-use crate::measure::units::{bytes, digits, rate, show_bytes};
+use crate::measure::units::{bytes, digits, many, rate, show_bytes};
 use crate::output::{Error, Outcome, Output, Usage, chain};
 
 /// More cells than that are a mistake.
@@ -212,12 +212,12 @@ fn best(rows: &[Row], among: impl Fn(&Row) -> bool) -> Option<usize> {
 
 fn name(cell: &Cell) -> String {
     format!(
-        "{} {} × {}, {} in flight, {} QPs",
+        "{} {} × {}, {} in flight, {}",
         cell.op.name(),
         cell.descriptors,
         show_bytes(cell.block_bytes),
         cell.in_flight,
-        cell.qps
+        many(cell.qps.into(), "QP")
     )
 }
 

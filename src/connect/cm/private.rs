@@ -1,5 +1,7 @@
-//! Landfall's own private data (B5): magic, version and epoch, and nothing else. The rest of a hello travels in-band.
+//! Landfall's own private data (B5): magic, version and epoch, and a proof where queue pairs are connected for an authenticated
+//! handshake. The rest of a hello travels in-band.
 
+use super::super::admission::seal::PROOF;
 use super::super::error::{ConnectError, Stage};
 use super::super::frame::{VERSION, check_speaker};
 use crate::wire::{Reader, Writer};
@@ -22,6 +24,11 @@ pub(crate) fn parse(private: &[u8], stage: Stage) -> Result<u64, ConnectError> {
     check_speaker(&mut r, MAGIC, stage)?;
     r.u16().map_err(short)?;
     r.u64().map_err(short)
+}
+
+/// The proof behind the epoch, if there is room for one.
+pub(crate) fn proof(private: &[u8]) -> Option<&[u8]> {
+    private.get(16..16 + PROOF)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use super::super::handshake::{Expect, Incoming, client};
 use super::super::hello::Hello;
 use super::super::hello::tests::sample;
 use super::super::reject::Reject;
-use super::super::{Deadline, agree};
+use super::super::{Admission, Deadline, Framed, agree};
 use super::*;
 use crate::device::{Device, Profile, SoftConfig};
 use crate::provider::QpConnect;
@@ -63,7 +63,7 @@ fn reply_to(hello: &Hello) -> Hello {
 }
 
 async fn serve(stream: Inband) -> Result<Inband, ConnectError> {
-    let offer = incoming(stream).hello(SERVER).await?;
+    let offer = incoming(stream).hello(SERVER, &Admission::Open).await?;
     let reply = reply_to(&offer.hello);
     match agree(&reply, &offer.hello, crate::connect::Role::Server) {
         Ok(_) => offer.accept(&reply).await?.finish().await,
@@ -72,7 +72,7 @@ async fn serve(stream: Inband) -> Result<Inband, ConnectError> {
 }
 
 async fn connect(stream: Inband, hello: &Hello) -> Result<Inband, ConnectError> {
-    client(stream, hello, &Expect::default(), far()).await?.ready(&[]).await
+    client(Framed::plain(stream), hello, &Expect::default(), far()).await?.ready(&[]).await
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn k5_a_server_that_vanishes_ends_the_handshake_at_every_stage() {
         let (a, b) = pair(Profile::Default).await;
         let hello = sample();
         let server = async {
-            let offer = incoming(b).hello(SERVER).await.unwrap();
+            let offer = incoming(b).hello(SERVER, &Admission::Open).await.unwrap();
             if answers == 1 {
                 let reply = reply_to(&offer.hello);
                 drop(offer.accept(&reply).await.unwrap());

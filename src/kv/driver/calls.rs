@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::closed::{ChannelClosed, MessageError, ended_unknown};
 use super::{Granted, KvDriver};
 use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
+use crate::kv::channel::GrantRefusal;
 use crate::kv::grant::{Binding, Grant, GrantKind};
+use crate::kv::lock;
 use crate::kv::parts::Held;
 use crate::kv::proto::{Cause, MessageRefused, Resolution, TransferId};
 use crate::kv::targets;
@@ -42,11 +44,22 @@ impl KvDriver {
         })
     }
 
+    /// How long a write may take.
+    pub(in crate::kv) fn deadline_of(&self, request: Option<&WriteRequest>) -> Duration {
+        request.and_then(|request| request.deadline).unwrap_or(self.config.deadline)
+    }
+
     /// What needs no lock: epochs, pool, the kind of the grant.
     pub(super) fn check(&self, request: &WriteRequest, kind: GrantKind) -> Result<(), WriteError> {
         let grant = &request.grant;
         if !request.source.pool().same(&self.pool) {
             return Err(WriteError::ForeignBlocks);
+        }
+        if let Some(region) = self.pool.regions().first().filter(|region| region.is_device()) {
+            let inner = lock(&self.inner);
+            if let Some(reason) = inner.queues.iter().find_map(|queue| queue.qp()?.why_not_send(region)) {
+                return Err(WriteError::Unsendable { reason });
+            }
         }
         if grant.owner_epoch() != self.peer_epoch {
             return Err(WriteError::PeerRestarted { grant: grant.owner_epoch(), peer: self.peer_epoch });
@@ -105,17 +118,21 @@ impl KvDriver {
         });
     }
 
-    pub(in crate::kv) fn grant(&self, blocks: Blocks) -> Result<Grant, (ChannelClosed, Blocks)> {
+    pub(in crate::kv) fn grant(&self, blocks: Blocks) -> Result<Grant, (GrantRefusal, Blocks)> {
+        let bytes = self.bytes_of(&blocks);
         self.locked(|inner, _| {
+            if let Err(why) = inner.may_hold(&self.config.limits, 1, bytes) {
+                return Err((why, blocks));
+            }
             let closed = inner.closed();
             match (&mut inner.conn, closed) {
                 (Some(conn), None) => {
-                    let id = conn.issue_grant(self.bytes_of(&blocks));
+                    let id = conn.issue_grant(bytes);
                     let grant = self.grant_of(id, &blocks);
-                    inner.grants.insert(id, Granted { blocks: Held::Whole(blocks), aborted: false });
+                    inner.grants.insert(id, Granted { blocks: Held::Whole(blocks), bytes, aborted: false });
                     Ok(grant)
                 }
-                (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
+                (_, closed) => Err((closed.unwrap_or_else(ended_unknown).into(), blocks)),
             }
         })
     }

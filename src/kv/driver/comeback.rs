@@ -110,8 +110,8 @@ impl KvDriver {
         match manager {
             None => attempt.pairs = connect(self, attempt.pairs, link, qps).await?,
             Some(at) => {
-                let epochs = (self.local_epoch, self.peer_epoch);
-                ask(&device, &mut attempt.pairs, &link, epochs, at, attempt.deadline).await?;
+                let pass = self.pass.of(rail, number);
+                ask(&device, &mut attempt.pairs, &link, &pass, at, attempt.deadline).await?;
             }
         }
         self.install(&mut attempt, false)?;
@@ -140,8 +140,8 @@ impl KvDriver {
             let entrance = Entrance::on(&device).await?;
             let manager = Some(entrance.address());
             self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager })?;
-            let epochs = (self.local_epoch, self.peer_epoch);
-            entrance.admit(&mut attempt.pairs, &link, epochs, attempt.deadline).await?;
+            let pass = self.pass.of(rail, number);
+            entrance.admit(&mut attempt.pairs, &link, &pass, attempt.deadline).await?;
         } else {
             attempt.pairs = connect(self, attempt.pairs, link, qps).await?;
             self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager: None })?;

@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::closed::{ChannelClosed, ended_unknown};
+use super::closed::ended_unknown;
 use super::{After, Granted, Inner, KvDriver, WriteEntry};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
+use crate::kv::channel::GrantRefusal;
 use crate::kv::grant::{Grant, GrantKind};
 use crate::kv::parts::{Held, Parts};
 use crate::kv::proto::{GrantRef, Outcome, Reason, TransferId, WriteRequest as ProtoWrite};
@@ -22,11 +23,16 @@ impl KvDriver {
         parts: &Arc<Parts>,
         index: u32,
         kind: GrantKind,
-    ) -> Result<Grant, ChannelClosed> {
+    ) -> Result<Grant, GrantRefusal> {
         self.locked(|inner, _| {
+            let all = match kind {
+                GrantKind::Layers(layers) => layers as usize,
+                _ => 1,
+            };
+            inner.may_hold(&self.config.limits, all, self.bytes_of(blocks))?;
             let closed = inner.closed();
             let (Some(conn), None) = (&mut inner.conn, &closed) else {
-                return Err(closed.unwrap_or_else(ended_unknown));
+                return Err(closed.unwrap_or_else(ended_unknown).into());
             };
             let layout = self.pool.layout();
             let layer = layout.block_bytes() * u64::from(blocks.len());
@@ -41,7 +47,7 @@ impl KvDriver {
             let numbers = first..first + u64::from(count);
             for (layer, id) in (0..count).zip(numbers.clone()) {
                 let part = Held::Part(parts.part(blocks, index, layer, numbers.clone()));
-                inner.grants.insert(id, Granted { blocks: part, aborted: false });
+                inner.grants.insert(id, Granted { blocks: part, bytes, aborted: false });
             }
             Ok(self
                 .grant_of(first, blocks)

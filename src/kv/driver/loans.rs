@@ -9,7 +9,9 @@ use super::closed::{ChannelClosed, ended_unknown};
 use super::{After, Inner, KvDriver};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
+use crate::kv::channel::GrantRefusal;
 use crate::kv::grant::{Binding, Grant, GrantKind};
+use crate::kv::limits::PeerLimits;
 use crate::kv::proto::AbortReason;
 use crate::kv::read::{Served, ServedBy};
 use crate::kv::read_plan;
@@ -25,6 +27,7 @@ pub(super) struct Loans {
 
 struct Lent {
     blocks: Arc<Blocks>,
+    bytes: u64,
     end: Option<AbortReason>,
     /// A plan is being made from them: they are not given back before it is.
     planning: bool,
@@ -40,6 +43,28 @@ pub(super) struct Asked {
 }
 
 impl Inner {
+    /// Whether the peer may have so many grants more, of so many bytes together.
+    pub(super) fn may_hold(
+        &self,
+        limits: &PeerLimits,
+        grants: usize,
+        bytes: u64,
+    ) -> Result<(), GrantRefusal> {
+        let open = self.grants.len() + self.loans.open.len();
+        if let Some(limit) = limits.grants
+            && open + grants > limit as usize
+        {
+            return Err(GrantRefusal::TooMany { open, limit });
+        }
+        let Some(limit) = limits.bytes else { return Ok(()) };
+        let written = self.grants.values().map(|granted| granted.bytes);
+        let held = written.chain(self.loans.open.values().map(|lent| lent.bytes)).sum::<u64>();
+        match held.checked_add(bytes).is_some_and(|all| all <= limit) {
+            true => Ok(()),
+            false => Err(GrantRefusal::TooLarge { asked: bytes, held, limit }),
+        }
+    }
+
     /// Takes back a grant to read that is open. False when it is none.
     pub(super) fn revoke_lent(&mut self, grant: u64, now: Instant) -> bool {
         let lent = self.loans.open.contains_key(&grant);
@@ -54,18 +79,25 @@ impl KvDriver {
     pub(in crate::kv) fn grant_read(
         &self,
         blocks: Arc<Blocks>,
-    ) -> Result<Grant, (ChannelClosed, Arc<Blocks>)> {
+    ) -> Result<Grant, (GrantRefusal, Arc<Blocks>)> {
+        let bytes = self.bytes_of(&blocks);
         self.locked(|inner, _| {
+            if let Err(why) = inner.may_hold(&self.config.limits, 1, bytes) {
+                return Err((why, blocks));
+            }
             let closed = inner.closed();
             match (&mut inner.conn, closed) {
                 (Some(conn), None) => {
                     let id = conn.issue_read_grant();
                     let grant = self.grant_of(id, &blocks).of_kind(GrantKind::Read);
                     let grant = grant.expect("every grant can be one to read");
-                    inner.loans.open.insert(id, Lent { blocks, end: None, planning: false, freed: false });
+                    inner
+                        .loans
+                        .open
+                        .insert(id, Lent { blocks, bytes, end: None, planning: false, freed: false });
                     Ok(grant)
                 }
-                (_, closed) => Err((closed.unwrap_or_else(ended_unknown), blocks)),
+                (_, closed) => Err((closed.unwrap_or_else(ended_unknown).into(), blocks)),
             }
         })
     }

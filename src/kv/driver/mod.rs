@@ -44,6 +44,7 @@ use tokio::task::AbortHandle;
 use crate::background;
 use crate::clock::later;
 use crate::connect::Lines;
+use crate::cuda::GpuTraffic;
 use crate::device::ProtectionDomain;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
@@ -51,6 +52,7 @@ use crate::kv::config::KvConfig;
 use crate::kv::layout::Layout;
 use crate::kv::lock;
 use crate::kv::parts::Held;
+use crate::kv::pass::Pass;
 use crate::kv::path::{QpReport, RailFate};
 use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
@@ -96,6 +98,7 @@ pub(crate) struct KvDriver {
     reading: Facts,
     local_epoch: u64,
     peer_epoch: u64,
+    pass: Pass,
     runtime: Handle,
     /// One a rail.
     tasks: Vec<OnceLock<DriverHandle>>,
@@ -168,6 +171,8 @@ enum State {
 /// Blocks that were granted.
 struct Granted {
     blocks: Held,
+    /// Of the layers that it is for.
+    bytes: u64,
     /// Their arrival has ended; they are in quarantine.
     aborted: bool,
 }
@@ -235,6 +240,7 @@ pub(crate) struct Parts {
     pub(crate) reading: Facts,
     pub(crate) local_epoch: u64,
     pub(crate) peer_epoch: u64,
+    pub(in crate::kv) pass: Pass,
     pub(crate) peer_name: String,
     /// This side has connected the channel.
     pub(crate) client: bool,
@@ -311,6 +317,7 @@ impl KvDriver {
                 reading: parts.reading,
                 local_epoch: parts.local_epoch,
                 peer_epoch: parts.peer_epoch,
+                pass: parts.pass,
                 runtime,
                 tasks,
                 on_end: Mutex::new(Some(parts.on_end)),
@@ -502,6 +509,13 @@ impl KvDriver {
             (QpReport { transport, ..queue.report() }, reason)
         };
         inner.queues.iter().map(report).collect()
+    }
+
+    /// What went to and from memory of GPUs.
+    pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
+        let mut all = GpuTraffic::default();
+        lock(&self.inner).queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
+        all
     }
 
     /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is

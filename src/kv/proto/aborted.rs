@@ -4,10 +4,10 @@
 //! After a rail has failed and is fenced on both sides, its queue pairs say nothing any more, and the others say their
 //! last word again without them.
 
-use super::control::Slot;
 use super::event::{AbortReason, Event, SenderReason};
 use super::outbox::{Outbox, Queued};
 use super::receiver::{Bound, Receiver, Result, broken};
+use super::record::Slot;
 
 /// What an abort has said so far.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,12 @@
 //! Reads by WRITE of the owner: the request to it, and what becomes of the grant that was issued for them.
 
-use super::control::{ASK_OVERHEAD, Record};
+use super::codec::ASK_OVERHEAD;
 use super::event::{AbortReason, Cause, ProtocolViolation, ReadEnd, ReadRefusal, Reason};
 use super::message::MAX_MESSAGE;
 use super::outbox::Outbox;
 use super::reader::{By, Read, Reader};
 use super::receiver::Receiver;
+use super::record::Record;
 
 /// Bytes of requests that have not come completely, at the owner. More is an offence.
 pub(super) const ASK_WINDOW: usize = 4 * MAX_MESSAGE;

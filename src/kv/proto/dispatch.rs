@@ -3,7 +3,8 @@
 
 use std::time::Instant;
 
-use super::control::{self, Class, Head, Record, Slot};
+use super::control::{self, Class, Head};
+use super::record::{Record, Slot};
 use super::{Connection, Event, Notify, ProtocolViolation, Received, SenderReason, State};
 
 impl Connection {

@@ -5,9 +5,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::control::{FRAGMENT_OVERHEAD, Record};
+use super::codec::FRAGMENT_OVERHEAD;
 use super::event::{MessageRefused, ProtocolViolation};
 use super::ranges::RangeSet;
+use super::record::Record;
 
 /// Largest message.
 pub(crate) const MAX_MESSAGE: usize = 16 << 20;

@@ -27,9 +27,11 @@
 //! its place.
 //!
 //! What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves, `aborted` that of
-//! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec; `link` one queue pair, with its
+//! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec of messages, `record` what is in them, and `codec`
+//! how that is written; `link` one queue pair, with its
 //! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
-//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection. Reads:
+//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection; `numbered` a list of what ends in
+//! any order. Reads:
 //! `reader` and `lender` are the two halves, `flights` and `asking` the two ways, `reads` the calls.
 //!
 //! The duties of the caller:
@@ -45,6 +47,7 @@
 
 mod aborted;
 mod asking;
+mod codec;
 mod config;
 mod control;
 mod credits;
@@ -58,6 +61,7 @@ mod lender;
 mod link;
 mod liveness;
 mod message;
+mod numbered;
 mod outbox;
 mod pace;
 mod plan;
@@ -66,6 +70,7 @@ mod ranges;
 mod reader;
 mod reads;
 mod receiver;
+mod record;
 mod reopen;
 mod resend;
 mod runs;

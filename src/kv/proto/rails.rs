@@ -18,8 +18,8 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use super::codec::TALK_OVERHEAD;
 use super::config::{Config, RailConfig};
-use super::control::TALK_OVERHEAD;
 use super::outbox::Queued;
 use super::pace::Pace;
 use super::{Cause, Connection, Event, ProtocolViolation, State, Token};

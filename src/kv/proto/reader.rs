@@ -20,6 +20,7 @@ use super::asking::Asking;
 use super::config::Config;
 use super::event::{Cause, Event, GrantRef, ReadEnd, ReadId, Reason, SenderReason};
 use super::flights::InFlight;
+use super::numbered::Numbered;
 use super::outbox::{Outbox, Queued};
 use super::plan::{Cursor, Plan};
 use super::receiver::Receiver;
@@ -90,9 +91,7 @@ pub(super) struct Read {
 
 #[derive(Debug)]
 pub(super) struct Reader {
-    /// Number of `reads[0]`.
-    pub(super) base: u64,
-    pub(super) reads: VecDeque<Option<Read>>,
+    pub(super) reads: Numbered<Read>,
     /// By READ, with something to post.
     pub(super) active: VecDeque<u64>,
     /// By WRITE, whose requests have not been sent, and the one that is being sent.
@@ -114,8 +113,7 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn new(cfg: &Config) -> Self {
         Self {
-            base: 0,
-            reads: VecDeque::new(),
+            reads: Numbered::from(0),
             active: VecDeque::new(),
             asks: VecDeque::new(),
             asking: None,
@@ -130,7 +128,7 @@ impl Reader {
 
     /// Takes a read whose grant has been checked and used up.
     pub(super) fn read(&mut self, req: ReadRequest, receiver: &mut Receiver, out: &mut Outbox) -> ReadId {
-        let id = self.base + self.reads.len() as u64;
+        let id = self.ids().end;
         let (bytes, by) = match req.by {
             ReadBy::Rdma { plan, depth, qps } => {
                 self.active.push_back(id);
@@ -150,23 +148,21 @@ impl Reader {
         let (grant, deadline) = (req.grant.id, req.deadline);
         let (abort, done_told, released_told, wrs, most) = (None, false, false, 0, 0);
         let read = Read { grant, bytes, deadline, by, abort, done_told, released_told, wrs, most };
-        self.reads.push_back(Some(read));
+        self.reads.push(read);
         self.timeout = Some(self.timeout.map_or(deadline, |t| t.min(deadline)));
         ReadId(id)
     }
 
     pub(super) fn get(&self, id: u64) -> Option<&Read> {
-        let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
-        self.reads.get(index)?.as_ref()
+        self.reads.get(id)
     }
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Read> {
-        let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
-        self.reads.get_mut(index)?.as_mut()
+        self.reads.get_mut(id)
     }
 
     pub(super) fn ids(&self) -> std::ops::Range<u64> {
-        self.base..self.base + self.reads.len() as u64
+        self.reads.ids()
     }
 
     /// No read is alive, and none is waited for.
@@ -272,8 +268,7 @@ impl Reader {
 
     /// It is over: its outcome is told, and no device writes to its targets any more.
     pub(super) fn release(&mut self, id: u64, out: &mut Outbox) {
-        let Some(index) = id.checked_sub(self.base).and_then(|i| usize::try_from(i).ok()) else { return };
-        let Some(read) = self.reads.get_mut(index).and_then(Option::take) else { return };
+        let Some(read) = self.reads.remove(id) else { return };
         debug_assert!(read.done_told, "released without an outcome");
         if !read.released_told {
             out.event(Event::ReadReleased { id: ReadId(id) });
@@ -283,10 +278,6 @@ impl Reader {
             // It was never asked for.
             By::Write { .. } => self.asks.retain(|&ask| ask != id),
             By::Rdma { .. } => {}
-        }
-        while let Some(None) = self.reads.front() {
-            self.reads.pop_front();
-            self.base += 1;
         }
     }
 

@@ -6,10 +6,10 @@
 
 use super::aborted::Abort;
 use super::config::{Config, MAX_QPS, MAX_SLOTS};
-use super::control::{Counts, Slot};
 use super::event::{AbortReason, Event, ProtocolViolation, TransferId};
 use super::ledger::{Grant, RxLedger};
 use super::outbox::{Outbox, Queued};
+use super::record::{Counts, Slot};
 use super::sender::WINDOW;
 
 pub(super) type Result<T = ()> = std::result::Result<T, ProtocolViolation>;

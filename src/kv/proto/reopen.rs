@@ -15,11 +15,11 @@
 
 use std::time::Instant;
 
-use super::control::Slot;
 use super::event::ProtocolViolation;
 use super::outbox::{Outbox, Queued};
 use super::plan::Cursor;
 use super::receiver::Receiver;
+use super::record::Slot;
 use super::sender::{Sender, over};
 use super::transfer::HeaderState;
 

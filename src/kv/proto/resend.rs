@@ -7,7 +7,9 @@
 
 use std::collections::VecDeque;
 
-use super::control::{FIELD, FRAGMENT_OVERHEAD, HEAD, NUMBER, RESENT_OVERHEAD, Record, Records};
+use super::codec::{FIELD, FRAGMENT_OVERHEAD, RESENT_OVERHEAD};
+use super::control::{HEAD, NUMBER, Records};
+use super::record::Record;
 use super::{Connection, ProtocolViolation};
 
 /// Gaps among the numbers of one queue pair, beyond which the peer makes them up: each is a message under way.

@@ -12,14 +12,15 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::config::Config;
-use super::control::Slot;
 use super::event::{
     Cause, Event, GrantRef, Outcome, ProtocolViolation, Reason, Refused, Resolution, SenderReason,
     TransferId, WriteRequest,
 };
 use super::ledger::TxLedger;
+use super::numbered::Numbered;
 use super::outbox::{Outbox, Queued};
 use super::plan::Cursor;
+use super::record::Slot;
 use super::transfer::{Aborting, HeaderState, Transfer};
 
 /// Unresolved transfers that may exist, counted from the oldest. Bounds what the receiver must remember.
@@ -38,9 +39,7 @@ struct SlotState {
 #[derive(Debug)]
 pub(super) struct Sender {
     pub(super) ledger: TxLedger,
-    /// Number of `transfers[0]`.
-    base: u64,
-    transfers: VecDeque<Option<Transfer>>,
+    transfers: Numbered<Transfer>,
     /// Accepted, no slot yet.
     waiting: VecDeque<u64>,
     /// With a slot, and something to post.
@@ -70,9 +69,8 @@ impl Sender {
             out.queue(Queued::AbortEarlier { transfer, grant });
         }
         Self {
-            base: ledger.next,
+            transfers: Numbered::from(ledger.next),
             ledger,
-            transfers: VecDeque::new(),
             waiting: VecDeque::new(),
             active: VecDeque::new(),
             headers: VecDeque::new(),
@@ -92,7 +90,7 @@ impl Sender {
         [&self.ledger.in_doubt, &self.ledger.untold]
             .into_iter()
             .filter_map(|m| m.first_key_value().map(|(&t, _)| t))
-            .fold(self.base, u64::min)
+            .fold(self.ids().start, u64::min)
     }
 
     /// Checks a request (K6, R10) and takes it. The grant is used from here on, whatever becomes of the transfer.
@@ -103,9 +101,8 @@ impl Sender {
             return Err(Refused::Full { limit: WINDOW });
         }
         self.use_grant(grant)?;
-        let id = self.ledger.next;
         self.ledger.next += 1;
-        self.transfers.push_back(Some(Transfer {
+        let id = self.transfers.push(Transfer {
             grant,
             // Until `ungate`.
             gated: true,
@@ -130,7 +127,8 @@ impl Sender {
             sent_told: false,
             done_told: false,
             released_told: false,
-        }));
+        });
+        debug_assert_eq!(id + 1, self.ledger.next);
         self.timeout = Some(self.timeout.map_or(req.deadline, |t| t.min(req.deadline)));
         Ok(TransferId(id))
     }
@@ -161,17 +159,15 @@ impl Sender {
     }
 
     pub(super) fn get(&self, id: u64) -> Option<&Transfer> {
-        let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
-        self.transfers.get(index)?.as_ref()
+        self.transfers.get(id)
     }
 
     pub(super) fn get_mut(&mut self, id: u64) -> Option<&mut Transfer> {
-        let index = usize::try_from(id.checked_sub(self.base)?).ok()?;
-        self.transfers.get_mut(index)?.as_mut()
+        self.transfers.get_mut(id)
     }
 
     pub(super) fn ids(&self) -> std::ops::Range<u64> {
-        self.base..self.base + self.transfers.len() as u64
+        self.transfers.ids()
     }
 
     /// No transfer is alive, and nothing of an earlier connection is open.
@@ -307,14 +303,8 @@ impl Sender {
     }
 
     fn remove(&mut self, id: u64) {
-        let Some(index) = id.checked_sub(self.base).and_then(|i| usize::try_from(i).ok()) else { return };
-        let Some(t) = self.transfers.get_mut(index).and_then(Option::take) else { return };
-        if let Some(slot) = t.slot {
+        if let Some(slot) = self.transfers.remove(id).and_then(|t| t.slot) {
             self.free.push(slot.index);
-        }
-        while let Some(None) = self.transfers.front() {
-            self.transfers.pop_front();
-            self.base += 1;
         }
     }
 

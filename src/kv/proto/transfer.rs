@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::config::Config;
-use super::control::Slot;
 use super::event::SenderReason;
 use super::plan::{Cursor, Plan};
+use super::record::Slot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderState {

@@ -3,12 +3,13 @@
 //! Control goes first (it is small, and others wait for it), then data, then the headers that the data has made
 //! ready. So a write that is one WR leaves as WRITE_WITH_IMM and header in one call.
 
-use super::control::{Class, Counts, Head, Record};
+use super::control::{Class, Head};
 use super::credits::Urgency;
 use super::event::{Sink, Token, Transmitted};
 use super::outbox::Queued;
 use super::plan::{Cursor, Piece};
 use super::rails::Rail;
+use super::record::{Counts, Record};
 use super::transfer::{HeaderState, Transfer};
 use super::{Connection, Link, Notify, SQ_RESERVE};
 use std::time::Instant;
@@ -418,7 +419,7 @@ impl Connection {
     }
 }
 
-fn aborting(t: Option<&Transfer>) -> Option<(&Transfer, super::control::Slot, super::SenderReason)> {
+fn aborting(t: Option<&Transfer>) -> Option<(&Transfer, super::record::Slot, super::SenderReason)> {
     let t = t.filter(|t| !t.resolved)?;
     Some((t, t.slot?, t.abort?.reason))
 }

@@ -68,7 +68,7 @@ impl QpInner {
     pub(super) fn check_answerable(&self, desc: &Desc) -> Result<(), Stop> {
         let planned = self.rx.descs[self.rx.at..self.rx.targets.len()].iter();
         let planned = planned.filter(|d| d.opcode.has_answer()).count();
-        let room = self.tx.responses.len() + planned < self.max_responses;
+        let room = self.tx.responses.len() + self.landings.answerable() + planned < self.max_responses;
         if room { Ok(()) } else { Err(Stop::refuse(desc, Nak::InvalidRequest)) }
     }
 

@@ -8,11 +8,14 @@
 //!               address u64 · total u32 · offset u32 · length u32                                 36 bytes
 //! ```
 //! Over shared memory ([`FLAG_REFERENCES`]) a descriptor can say instead where its payload is: in the payload's place are then
-//! `status` references of 24 bytes (`shm/reference.rs`).
+//! `status` references of 24 bytes (`shm/reference.rs`). Where that is memory of a GPU ([`FLAG_FAR`]), it does not count in the
+//! frame's payload.
 //!
 //! Integers are little-endian, but an immediate is in network order, as in the BTH's ImmDt. A message sequence
 //! number (MSN) counts the requests of one direction from 0. Acknowledgements are of executed messages: RC's are
 //! cumulative, in every header; without order they travel as descriptors, 64 messages each.
+
+use subtle::ConstantTimeEq;
 
 use super::shm::MAX_REFERENCES;
 use super::tuning::{FRAME_BYTES, MAX_DESCS};
@@ -46,6 +49,12 @@ impl Preamble {
 
     pub(super) fn decode(b: &[u8; PREAMBLE]) -> Option<Self> {
         (b[..8] == *MAGIC).then(|| Self { target: u32_at(b, 8), own: u32_at(b, 12), key: u64_at(b, 16) })
+    }
+
+    /// Whether `said` is what the peer has to show. In the same time, whichever bit differs: a stranger learns nothing of the key.
+    pub(super) fn admits(&self, said: &Self) -> bool {
+        let is = |a: u32, b: u32| a.ct_eq(&b);
+        (is(self.target, said.target) & is(self.own, said.own) & self.key.ct_eq(&said.key)).into()
     }
 }
 
@@ -111,6 +120,8 @@ impl Opcode {
 pub(super) const FLAG_IMM: u8 = 1;
 /// The payload does not travel: `status` references to it do.
 pub(super) const FLAG_REFERENCES: u8 = 2;
+/// Those are to memory of a GPU, and their bytes are none of the frame's: no bound of it holds for them.
+pub(super) const FLAG_FAR: u8 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Desc {
@@ -141,6 +152,20 @@ impl Desc {
     /// How many references travel instead of the payload, where they do.
     pub(super) fn references(&self) -> Option<usize> {
         (self.flags & FLAG_REFERENCES != 0).then_some(usize::from(self.status))
+    }
+
+    /// Its payload is not counted in the frame's.
+    pub(super) fn is_far(&self) -> bool {
+        self.flags & FLAG_FAR != 0
+    }
+
+    pub(super) fn set_far(&mut self) {
+        self.flags |= FLAG_FAR;
+    }
+
+    /// Bytes that count in the frame's payload.
+    pub(super) fn counted(&self) -> u32 {
+        if self.is_far() { 0 } else { self.len }
     }
 
     pub(super) fn set_references(&mut self, n: usize) {
@@ -207,7 +232,7 @@ impl Desc {
             len: u32_at(b, 32),
         };
         let referable = match this.references() {
-            None => true,
+            None => !this.is_far(),
             Some(n) => {
                 let carries = matches!(opcode, Opcode::Send | Opcode::Write | Opcode::ReadResponse);
                 carries && this.len > 0 && (1..=MAX_REFERENCES).contains(&n)

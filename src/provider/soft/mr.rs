@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::{SoftDevice, SoftPd};
+use crate::cuda::DeviceMemory;
 use crate::device::SoftTransport;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
@@ -144,8 +145,10 @@ impl MrTable {
         }
         entries.retired.push_back(key);
         drop(entries);
-        // The memory, when this was its last use, is unmapped outside of the lock.
-        drop(entry);
+        // Outside of the lock: what a GPU still copies into it ends, and when this was its last use, it is unmapped.
+        if let Some(entry) = entry {
+            entry.mapping.settle();
+        }
     }
 
     pub(super) fn read(&self) -> MrGuard<'_> {
@@ -169,7 +172,7 @@ impl MrGuard<'_> {
         let entry = self.0.live.get(&key)?;
         let offset = addr.checked_sub(entry.addr)?;
         let inside = offset.checked_add(len)? <= entry.len;
-        (inside && entry.pd == pd && entry.access.contains(access)).then(|| MemRange {
+        (inside && entry.pd == pd && entry.access.contains(access)).then_some(MemRange {
             addr,
             len: len as usize,
             mapping: &entry.mapping,
@@ -178,8 +181,19 @@ impl MrGuard<'_> {
     }
 
     /// The memfds of everything that is registered, by their names.
-    pub(super) fn memfds(&self) -> HashSet<u64> {
-        self.0.live.values().filter_map(|entry| entry.mapping.memfd_ref()).map(|memfd| memfd.id).collect()
+    /// And the allocations of GPUs.
+    pub(super) fn lendable(&self) -> HashSet<u64> {
+        let name = |entry: &Entry| {
+            let mapping = &entry.mapping;
+            let memfd = mapping.memfd_ref().map(|memfd| memfd.id);
+            memfd.or_else(|| mapping.device_memory().map(|memory| memory.name()))
+        };
+        self.0.live.values().filter_map(name).collect()
+    }
+
+    /// Whether `key` is of memory of a GPU.
+    pub(super) fn is_device(&self, key: u32) -> bool {
+        self.0.live.get(&key).is_some_and(|entry| entry.mapping.device_memory().is_some())
     }
 }
 
@@ -217,11 +231,24 @@ pub(super) enum Atomic {
 pub(super) struct MemRange<'g> {
     addr: u64,
     len: usize,
-    mapping: &'g Mapping,
+    mapping: &'g Arc<Mapping>,
     held: PhantomData<&'g ()>,
 }
 
 impl<'g> MemRange<'g> {
+    /// The memory of a GPU that it is a part of. Then no pointer may be made of its address.
+    pub(super) fn device(self) -> Option<&'g Arc<DeviceMemory>> {
+        self.mapping.device_memory()
+    }
+
+    pub(super) fn addr(self) -> u64 {
+        self.addr
+    }
+
+    pub(super) fn mapping(self) -> &'g Arc<Mapping> {
+        self.mapping
+    }
+
     /// The memfd behind it, and where this range begins in it. `None` for the user's memory.
     pub(super) fn memfd(self) -> Option<MemfdOf<'g>> {
         MemfdOf::new(self.mapping, self.addr)

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::cq::CqShared;
 use super::faults::QpFaults;
 use super::frame::Preamble;
+use super::landings::Landings;
 use super::link::{self, Door, Doors, Link, Spare};
 use super::member::QpShared;
 use super::reach::{self, Path};
@@ -17,8 +18,10 @@ use super::sq::SendQueue;
 use super::tuning::{DOORBELL_BYTES, MIN_PEER_TIMEOUT};
 use super::tx::Tx;
 use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, SoftSrq, lock};
+use crate::cuda::GpuTraffic;
 use crate::device::SoftTransport;
 use crate::error::{PostError, QpError};
+use crate::memory::{Exposed, Region};
 use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState, RecvWr, WcStatus, WrChain};
 use crate::random::{random_psn, random_u64};
@@ -72,6 +75,8 @@ pub(super) struct QpInner {
     pub(super) inline: Vec<u8>,
     /// Deregistrations of the device that this queue pair knows of.
     pub(super) withdrawals: u64,
+    /// Of memory of GPUs.
+    pub(super) landings: Landings,
     /// Faults to commit; `None` in ordinary life.
     pub(super) faults: Option<Box<QpFaults>>,
 }
@@ -180,6 +185,7 @@ impl SoftPd {
             announced: false,
             inline: Vec::new(),
             withdrawals: 0,
+            landings: Landings::default(),
             faults: self.device.faults_of(qp_num),
         };
         let shared = channel.join(|token| Arc::new(QpShared::new(token, inner)));
@@ -233,6 +239,18 @@ impl SoftQp {
                 format!("{why}; memory that the program brought travels through the queue: {not}"),
             ),
         }
+    }
+
+    /// Why the peer cannot be given what is in `region`, memory of a GPU.
+    pub(crate) fn why_not_send(&self, region: &Region<Exposed>) -> Option<String> {
+        let memory = region.device_memory()?;
+        let qp = lock(&self.shared.inner);
+        qp.link.shm()?.why_not_lend(memory).map(|why| why.to_string())
+    }
+
+    /// What went to and from memory of GPUs.
+    pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
+        lock(&self.shared.inner).landings.traffic()
     }
 
     #[cfg(test)]

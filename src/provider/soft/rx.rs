@@ -13,15 +13,15 @@ use std::os::fd::AsFd;
 use std::time::Instant;
 
 use super::faults::QpFaults;
-use super::frame::{DESC, Desc, HEADER, Header, Nak, PREAMBLE, Preamble};
+use super::frame::{DESC, Desc, HEADER, Header, Nak, Opcode, PREAMBLE, Preamble};
 use super::link::{Link, Stream};
 use super::mr::{MemRange, MrGuard};
 use super::qp::QpInner;
 use super::shm::Reference;
 use super::sq::{Cause, Piece, SendQueue};
 use super::sys::{self, RecvVecs};
-use super::tuning::{MAX_DESCS, STAGE_BYTES};
-use crate::provider::{AccessFlags, RecvWr, WcStatus};
+use super::tuning::{MAX_DESCS, SEGMENT_BYTES, STAGE_BYTES};
+use crate::provider::{AccessFlags, QpState, RecvWr, WcStatus};
 
 /// What the peer has just asked for is refused. Sent to it; then the queue pair fails.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +45,15 @@ pub(super) enum Stop {
 }
 
 impl Stop {
+    /// The payload cannot be taken, for a reason of ours.
+    pub(super) fn unable(desc: &Desc) -> Self {
+        if desc.opcode == Opcode::ReadResponse {
+            let status = WcStatus::LocalQpOperation;
+            return Self::Failed(Cause { msn: Some(desc.msn), status, vendor_err: 0 });
+        }
+        Self::refuse(desc, Nak::Operation)
+    }
+
     pub(super) fn refuse(desc: &Desc, nak: Nak) -> Self {
         Self::Refuse(Refusal { msn: desc.msn, nak, recv: None })
     }
@@ -214,11 +223,8 @@ impl QpInner {
     pub(super) fn receive(&mut self, budget: usize) -> usize {
         let limit = self.faults.as_deref_mut().map_or(usize::MAX, QpFaults::may_receive);
         let got = if limit == 0 { 0 } else { self.receive_up_to(budget, limit) };
-        if let Link::Up(Stream::Shm(link)) = &self.link
-            && self.rx.references.is_empty()
-        {
-            link.done_but(self.rx.staged().len());
-        }
+        self.launch();
+        self.free_ring();
         if let Some(faults) = self.faults.as_deref_mut() {
             faults.received(got);
         }
@@ -238,7 +244,7 @@ impl QpInner {
                     return got;
                 }
             }
-            if got >= budget.min(limit) || !self.readable {
+            if got >= budget.min(limit) || !self.readable || self.landings.is_full(self.device.caps.ordered) {
                 return got;
             }
             match self.read_some(limit - got) {
@@ -271,7 +277,13 @@ impl QpInner {
     pub(super) fn stop(&mut self, stop: Stop) {
         match stop {
             Stop::NotReady => {}
-            Stop::Refuse(refusal) => self.refusal = Some(refusal),
+            Stop::Refuse(refusal) => {
+                // What came before it is executed before the peer hears of it.
+                self.settle();
+                if self.state != QpState::Err && self.refusal.is_none() {
+                    self.refusal = Some(refusal);
+                }
+            }
             Stop::Failed(cause) => self.fail_and_close(Some(cause)),
             Stop::Nonsense => self.fail_and_close(Some(Cause::oldest(WcStatus::BadResponse))),
         }
@@ -288,7 +300,7 @@ impl QpInner {
                     let Some(bytes) = self.rx.staged().first_chunk::<PREAMBLE>() else {
                         return Ok(Flow::Hungry);
                     };
-                    if Preamble::decode(bytes) != Some(expected) {
+                    if !Preamble::decode(bytes).is_some_and(|said| expected.admits(&said)) {
                         return Err(Stop::Nonsense);
                     }
                     self.rx.start += PREAMBLE;
@@ -344,7 +356,7 @@ impl QpInner {
             if desc.references().is_some() && !shared {
                 return Err(Stop::Nonsense);
             }
-            payload += u64::from(desc.len);
+            payload += u64::from(desc.counted());
             rx.descs.push(desc);
         }
         if payload != u64::from(header.payload) {
@@ -386,12 +398,23 @@ impl QpInner {
                 let rx = &self.rx;
                 let guard = self.device.mrs.read();
                 let mut bytes = &rx.staged()[..take as usize];
+                let tcp = matches!(self.link, Link::Up(Stream::Tcp(_)));
+                let (landings, mut put) = (&mut self.landings, Ok(()));
                 memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
                     let (now, later) = bytes.split_at(range.len());
-                    range.write(now);
+                    if range.device().is_none() {
+                        range.write(now);
+                    } else if put.is_ok() {
+                        landings.received(now.len() as u64, tcp);
+                        put = landings.put(range, now);
+                    }
                     bytes = later;
                 })?;
                 drop(guard);
+                if let Err(error) = put {
+                    tracing::warn!(%error, "payload could not be copied to memory of a GPU");
+                    return Err(Stop::unable(&desc));
+                }
                 self.rx.start += take as usize;
             }
             if !self.arrived(take)? {
@@ -409,7 +432,11 @@ impl QpInner {
             return Ok(false);
         }
         (self.rx.at, self.rx.off) = (self.rx.at + 1, 0);
-        self.execute(&desc)?;
+        if self.landings.is_busy() {
+            self.landings.wait_in_line(desc);
+        } else {
+            self.execute(&desc)?;
+        }
         Ok(true)
     }
 
@@ -448,11 +475,20 @@ impl QpInner {
                 break;
             }
             // An element more than there is room for ends the list; the next read goes on there.
-            let mut room = true;
+            let (mut room, mut device) = (true, false);
             let taken = memory_of((&guard, self.pd), &self.sq, desc, target, off, desc.len - off, |range| {
-                room &= vecs.push_range(range);
+                device |= range.device().is_some();
+                room &= device || vecs.push_range(range);
             });
+            if device && at == rx.at {
+                drop(guard);
+                return self.read_staged(limit);
+            }
             match taken {
+                _ if device => {
+                    complete = false;
+                    break;
+                }
                 Err(stop) if at == rx.at => return Ok(Err(stop)),
                 Ok(()) if room => off = 0,
                 _ => {
@@ -483,5 +519,50 @@ impl QpInner {
             left -= take;
         }
         Ok(Ok(n))
+    }
+
+    /// One read of the payload of the current descriptor, which goes to memory of a GPU, up to `limit` bytes.
+    fn read_staged(&mut self, limit: usize) -> io::Result<Result<usize, Stop>> {
+        let Link::Up(Stream::Tcp(socket)) = &self.link else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let rx = &self.rx;
+        let desc = rx.descs[rx.at];
+        let room = ((desc.len - rx.off) as usize).min(SEGMENT_BYTES).min(limit);
+        let mut slot = self.landings.slot(room);
+        let n = match sys::recv(socket.as_fd(), &mut slot[..room]) {
+            Ok(n) => n,
+            Err(e) => {
+                self.landings.give_back(slot);
+                return Err(e);
+            }
+        };
+        if n < room && !self.ended {
+            self.readable = false;
+        }
+        let (mut bytes, mut put) = (&slot[..n], Ok(()));
+        let guard = self.device.mrs.read();
+        let landings = &mut self.landings;
+        let taken =
+            memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, n as u32, |range| {
+                let (now, later) = bytes.split_at(range.len());
+                if range.device().is_none() {
+                    range.write(now);
+                } else if put.is_ok() {
+                    landings.received(now.len() as u64, true);
+                    put = landings.put(range, now);
+                }
+                bytes = later;
+            });
+        drop(guard);
+        self.landings.give_back(slot);
+        if let Err(stop) = taken {
+            return Ok(Err(stop));
+        }
+        if let Err(error) = put {
+            tracing::warn!(%error, "payload could not be copied to memory of a GPU");
+            return Ok(Err(Stop::unable(&desc)));
+        }
+        Ok(if n == 0 { Ok(0) } else { self.arrived(n as u32).map(|_| n) })
     }
 }

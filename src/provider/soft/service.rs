@@ -51,7 +51,8 @@ impl QpInner {
 
     /// What has come can be executed.
     fn may_read(&self, stalled: bool) -> bool {
-        !stalled && self.rx.not_ready.is_none() && self.refusal.is_none()
+        let room = !self.landings.is_full(self.device.caps.ordered);
+        !stalled && room && self.rx.not_ready.is_none() && self.refusal.is_none()
     }
 
     /// There is nothing to say but how far we are, and more of the peer's payload is at hand. In shared memory that would wake a
@@ -85,7 +86,8 @@ impl QpInner {
         match self.link {
             // A dial that was accepted is not yet one that was answered.
             Link::Up(_) => {
-                let waits = [self.rx.not_ready.flatten(), self.connect_by, self.fault_deadline()];
+                let look = self.landings.next_look();
+                let waits = [self.rx.not_ready.flatten(), self.connect_by, self.fault_deadline(), look];
                 waits.into_iter().flatten().min()
             }
             _ => self.connect_by,
@@ -225,6 +227,9 @@ impl QpInner {
                 self.connect_overdue();
             }
         }
+        if matches!(self.link, Link::Up(_)) {
+            self.land();
+        }
         if let Link::Up(stream) = &self.link {
             if matches!(stream, Stream::Tcp(_)) {
                 self.tx.writable |= edges & WRITABLE != 0;
@@ -273,8 +278,8 @@ impl QpInner {
         let withdrawals = self.device.lenders.withdrawals();
         if withdrawals != self.withdrawals && link.has_lent() {
             // What nobody refers to any more the peer need not keep mapped.
-            let memfds = self.device.mrs.read().memfds();
-            link.take_back(|name| memfds.contains(&name));
+            let live = self.device.mrs.read().lendable();
+            link.take_back(|name| live.contains(&name));
         }
         self.withdrawals = withdrawals;
         if matches!(self.link, Link::Leaving(_)) && (ended || due) {
@@ -356,6 +361,7 @@ impl QpInner {
 
     /// The peer does not answer: its socket is closed, was reset, or could not be reached.
     pub(super) fn connection_lost(&mut self) {
+        self.settle();
         self.fail_and_close(Some(Cause::oldest(WcStatus::RetryExceeded)));
     }
 
@@ -393,6 +399,7 @@ impl QpInner {
             return;
         }
         self.state = QpState::Err;
+        self.landings.abandon();
         self.connect_by = None;
         self.tx = Tx::default();
         let (cq, dying) = (&self.send_cq, self.dying);

@@ -286,6 +286,12 @@ impl SendQueue {
         self.index(msn).map(|i| &self.entries[i]).filter(|e| !e.done)
     }
 
+    /// The keys of its elements.
+    pub(super) fn keys(&self, e: &Entry) -> impl Iterator<Item = u32> + '_ {
+        let from = if e.inline { 0 } else { (e.data_at - self.sges_gone) as usize };
+        self.sges.range(from..from + usize::from(e.sge_len)).map(|sge| sge.lkey)
+    }
+
     /// The pieces of `offset..+len` of the message.
     pub(super) fn pieces(&self, e: &Entry, offset: u32, len: u32, mut each: impl FnMut(Piece)) {
         if e.inline {

@@ -63,6 +63,8 @@ pub(super) const ACK_MESSAGES: u32 = 128;
 pub(super) const PAUSE_BYTES: u64 = 64 << 10;
 /// Payload up to this size rides in the ring, which costs a copy more and looks up nothing.
 pub(super) const INLINE_BYTES: u32 = 1 << 10;
+/// What a reference to memory of a GPU counts in a turn, whatever it refers to: the GPU copies, not this thread.
+pub(super) const FAR_BYTES: usize = 256;
 /// Memfds of the peer that a connection keeps mapped.
 pub(super) const LENT_BY_PEER: usize = 4096;
 /// Their bytes, which cost address space: a peer can say any size.

@@ -12,10 +12,10 @@ use super::link::{Link, Stream};
 use super::qp::QpInner;
 use super::rx::{Expect, Stop};
 use super::shm::Reference;
-use super::sq::Piece;
+use super::sq::{Cause, Piece};
 use super::sys::SendVecs;
 use super::tuning::{FRAME_BYTES, MAX_DESCS, MAX_PIECES, SEGMENT_BYTES, SEGMENT_BYTES_UNORDERED};
-use crate::provider::{AccessFlags, SendOp};
+use crate::provider::{AccessFlags, QpState, SendOp, WcStatus};
 
 /// Space that is worth a segment: the end of a full frame is left empty rather than cutting a message for less.
 const WORTH: usize = 4 << 10;
@@ -115,7 +115,7 @@ impl Tx {
     fn push_desc(&mut self, desc: &Desc) {
         self.head.extend_from_slice(&desc.encode());
         self.descs += 1;
-        self.payload += desc.len as usize;
+        self.payload += desc.counted() as usize;
     }
 
     fn push_memory(&mut self, addr: u64, len: u32, key: u32, access: AccessFlags) {
@@ -281,6 +281,10 @@ impl QpInner {
                         // Deregistered under a request in flight. A begun frame cannot be taken back.
                         return Err(io::ErrorKind::PermissionDenied.into());
                     };
+                    if range.device().is_some() {
+                        // It is referred to, or not sent.
+                        return Err(io::ErrorKind::Unsupported.into());
+                    }
                     vecs.push_range(range);
                 }
             }
@@ -304,6 +308,9 @@ impl QpInner {
         if proven && (self.refusal.is_none() || !self.tx.responses.is_empty()) {
             // Responses and requests take turns.
             while self.add_response() | self.add_request() {}
+            if self.state == QpState::Err {
+                return false;
+            }
         }
         if let Some(refusal) = &self.refusal
             && proven
@@ -374,10 +381,16 @@ impl QpInner {
         match &mut response {
             Response::Read { msn, rkey, addr, total, sent } => {
                 let mut desc = Desc::new(Opcode::ReadResponse, *msn);
-                (desc.total, desc.offset, desc.len) = (*total, *sent, left.min(room));
-                let (addr, len, key) = (*addr + u64::from(*sent), desc.len, *rkey);
-                if !self.refer(&mut desc, AccessFlags::REMOTE_READ, &[Piece::Memory { addr, len, key }]) {
-                    self.tx.push_memory(addr, len, key, AccessFlags::REMOTE_READ);
+                let (from, key) = (*addr + u64::from(*sent), *rkey);
+                let far = self.is_device(key) && self.link.shm().is_some();
+                (desc.total, desc.offset, desc.len) =
+                    (*total, *sent, if far { left } else { left.min(room) });
+                let piece = Piece::Memory { addr: from, len: desc.len, key };
+                if !self.refer(&mut desc, AccessFlags::REMOTE_READ, far, &[piece])
+                    && (far || !self.push_piece(from, desc.len, key, AccessFlags::REMOTE_READ))
+                {
+                    self.cannot_send(None);
+                    return false;
                 }
                 self.tx.push_desc(&desc);
                 *sent += desc.len;
@@ -431,33 +444,70 @@ impl QpInner {
             (desc.total, desc.len) = (len, len);
             self.tx.pieces.push(Out::Copied { at, len });
         } else if !e.op.has_answer() {
-            (desc.offset, desc.len) = (e.sent, left.min(self.tx.room(segment)));
+            let far = self.link.shm().is_some() && self.sq.keys(e).any(|key| self.is_device(key));
+            (desc.offset, desc.len) = (e.sent, if far { left } else { left.min(self.tx.room(segment)) });
             let mut pieces = std::mem::take(&mut self.tx.scratch);
             pieces.clear();
             self.sq.pieces(e, desc.offset, desc.len, |piece| pieces.push(piece));
-            if self.refer(&mut desc, AccessFlags::default(), &pieces) {
+            let referred = self.refer(&mut desc, AccessFlags::default(), far, &pieces);
+            if referred {
                 self.sq.refer(msn);
-            } else {
-                self.push_payload(msn, &desc, &pieces);
             }
+            let sent = referred || (!far && self.push_payload(msn, &desc, &pieces));
             self.tx.scratch = pieces;
+            if !sent {
+                self.cannot_send(Some(msn));
+                return false;
+            }
         }
         self.tx.push_desc(&desc);
         self.sq.advance(msn, desc.len);
         true
     }
 
-    /// The payload of a segment travels in the frame.
-    fn push_payload(&mut self, msn: u32, desc: &Desc, pieces: &[Piece]) {
-        let tx = &mut self.tx;
+    /// Memory of a GPU cannot be sent after all: the request `msn`, or the answer to one of the peer's, fails.
+    fn cannot_send(&mut self, msn: Option<u32>) {
+        self.fail_and_close(Some(Cause { msn, status: WcStatus::LocalQpOperation, vendor_err: 0 }));
+    }
+
+    /// The payload of a segment travels in the frame. False when it is memory of a GPU that could not be copied.
+    fn push_payload(&mut self, msn: u32, desc: &Desc, pieces: &[Piece]) -> bool {
         for piece in pieces {
             match *piece {
-                Piece::Memory { addr, len, key } => tx.push_memory(addr, len, key, AccessFlags::default()),
-                Piece::Copied { len } => tx.pieces.push(Out::Copied { at: tx.copied.len() as u32, len }),
+                Piece::Memory { addr, len, key } => {
+                    if !self.push_piece(addr, len, key, AccessFlags::default()) {
+                        return false;
+                    }
+                }
+                Piece::Copied { len } => {
+                    let at = self.tx.copied.len() as u32;
+                    self.tx.pieces.push(Out::Copied { at, len });
+                }
             }
         }
         if let Some(e) = self.sq.get(msn) {
-            self.sq.copy_inline(e, desc.offset, desc.len, &mut tx.copied);
+            self.sq.copy_inline(e, desc.offset, desc.len, &mut self.tx.copied);
         }
+        true
+    }
+
+    /// Registered memory travels in the frame, that of a GPU as a copy in host memory: it is staged. That copy is waited for: it
+    /// takes less time than to send it.
+    fn push_piece(&mut self, addr: u64, len: u32, key: u32, access: AccessFlags) -> bool {
+        let guard = self.device.mrs.read();
+        let range = guard.resolve(key, self.pd, addr, len.into(), access);
+        let Some(memory) = range.and_then(|range| range.device()) else {
+            self.tx.push_memory(addr, len, key, access);
+            return true;
+        };
+        let at = self.tx.copied.len();
+        self.tx.copied.resize(at + len as usize, 0);
+        if let Err(error) = memory.copy_out(addr, &mut self.tx.copied[at..]) {
+            tracing::warn!(%error, "memory of a GPU could not be copied to send it");
+            return false;
+        }
+        self.tx.pieces.push(Out::Copied { at: at as u32, len });
+        self.landings.staged(len);
+        true
     }
 }

@@ -67,6 +67,13 @@ impl VerbsMr {
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(MemoryError::OutOfRange { offset, len, size });
         }
+        if mapping.device_memory().is_some() {
+            return Err(MemoryError::Unsupported {
+                what: "registering memory of a GPU (GPUDirect)",
+                device: "an RDMA device".to_owned(),
+                fix: "use a soft device on one host, or register host memory",
+            });
+        }
         let length = usize::try_from(len)
             .map_err(|_| MemoryError::Length { asked: len, fix: "no address space is that large" })?;
         // Verbs demands local write access with remote write and remote atomic access.

@@ -109,7 +109,7 @@ impl Model {
     /// `QpCore::submit`.
     fn submit(&self, owner: Owner) -> Result<Key, OpError> {
         let kind = WrKind::Send(SendOp::Write { remote_addr: 0, rkey: 0, imm: None });
-        let wr = Wr { kind, sge: Some(Sge { addr: 0, len: 8, lkey: 0 }) };
+        let wr = Wr { kind, sge: Some(Sge { addr: 0, len: 8, lkey: 0 }), device: false };
         let buf = self.buf();
         let used = buf.wr_id.clone();
         let _post = self.post.lock();

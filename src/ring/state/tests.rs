@@ -36,7 +36,7 @@ fn tie(generation: u32) -> Arc<Tie> {
 
 fn wr() -> Wr {
     let op = SendOp::Write { remote_addr: 0, rkey: 0, imm: None };
-    Wr { kind: WrKind::Send(op), sge: Some(Sge { addr: 0, len: 3, lkey: 0 }) }
+    Wr { kind: WrKind::Send(op), sge: Some(Sge { addr: 0, len: 3, lkey: 0 }), device: false }
 }
 
 fn cqe(wr_id: u64, status: WcStatus) -> Cqe {
@@ -257,7 +257,7 @@ fn r5_a_failure_is_never_blamed_on_the_next_queue_pair_of_the_same_number() {
     });
     let shared = ring.reserve(true, 8).unwrap();
     ring.bind(shared, 0, queue.clone());
-    let recv = Wr { kind: WrKind::Recv, sge: None };
+    let recv = Wr { kind: WrKind::Recv, sge: None, device: false };
     let mut fails = |ring: &mut TestRing| {
         let (_, id) = posted(ring.submit(shared, &queue, recv, Owner::Future(None), None).unwrap());
         ring.complete(&Cqe { qp_num: 7, ..cqe(id, WcStatus::LocalLength) }, &mut fx);

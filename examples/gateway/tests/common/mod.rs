@@ -12,7 +12,7 @@ use gateway::protocol::{Load, Role, Sampling, Token};
 use serde_json::{Value, json};
 
 /// Longer than anything takes that is not stuck.
-pub const LONG: Duration = Duration::from_secs(120);
+pub const LONG: Duration = Duration::from_secs(300);
 
 pub fn config(prefill: usize, decode: usize, transport: &str) -> ClusterConfig {
     ClusterConfig {
@@ -49,7 +49,7 @@ pub fn alone(text: &str, max_tokens: u32) -> (Vec<Token>, String) {
 }
 
 pub fn body(prompt: &str, max_tokens: u32) -> Value {
-    json!({ "prompt": prompt, "max_tokens": max_tokens, "timeout": 100, "return_token_ids": true })
+    json!({ "prompt": prompt, "max_tokens": max_tokens, "timeout": 280, "return_token_ids": true })
 }
 
 pub fn streamed(prompt: &str, max_tokens: u32) -> Value {

@@ -33,7 +33,7 @@ impl Client {
         let found = tokio::net::lookup_host(target).await;
         let mut found = found.map_err(|why| format!("looking up {target}: {why}"))?;
         let address = found.next().ok_or_else(|| format!("{target} has no address"))?;
-        let setup = Setup { devices: device.open(Side::Connects(address))?, bootstrap: device.bootstrap };
+        let setup = device.setup(Side::Connects(address))?;
         let endpoint = setup.control().await?;
         let peer = PeerIdentity { epoch: None, name: Some(talk::NAME.to_owned()) };
         let control = endpoint.connect_to(target, &peer).await?;
@@ -58,7 +58,8 @@ impl Client {
         let blocks = shape.blocks(shape.both, true);
         let endpoint = if shape.tcp {
             let devices = vec![tcp_device(Side::Connects(self.address))?];
-            Setup { devices, bootstrap: Default::default() }.data(&shape, blocks, qps).await?
+            let admission = self.setup.admission.clone();
+            Setup { devices, bootstrap: Default::default(), admission }.data(&shape, blocks, qps).await?
         } else {
             self.setup.data(&shape, blocks, qps).await?
         };

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use landfall::connect::Admission;
 use landfall::device::Device;
 use landfall::kv::{Bootstrap, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
 use landfall::memory::Memory;
 
 use super::talk::{self, Shape};
 use super::units::show_bytes;
+use crate::device::{DeviceArgs, Side};
 use crate::output::Error;
 
 /// How this end connects.
@@ -17,11 +19,23 @@ use crate::output::Error;
 pub(crate) struct Setup {
     pub(crate) devices: Vec<Device>,
     pub(crate) bootstrap: Bootstrap,
+    pub(crate) admission: Admission,
+}
+
+impl DeviceArgs {
+    /// What the arguments say of this side.
+    pub(crate) fn setup(&self, side: Side) -> Result<Setup, Error> {
+        let (devices, admission) = (self.open(side)?, self.admission()?);
+        Ok(Setup { devices, bootstrap: self.bootstrap, admission })
+    }
 }
 
 impl Setup {
     fn config(&self) -> KvConfig {
-        KvConfig::default().bootstrap(self.bootstrap).require_rdma(self.is_rdma())
+        KvConfig::default()
+            .bootstrap(self.bootstrap)
+            .admission(self.admission.clone())
+            .require_rdma(self.is_rdma())
     }
 
     pub(crate) fn is_rdma(&self) -> bool {

@@ -43,7 +43,7 @@ const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 340.0;
 /// Around the field of a diagram: left, right, top, bottom.
 const LEFT: f64 = 66.0;
-const RIGHT: f64 = 16.0;
+const RIGHT: f64 = 28.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 52.0;
 

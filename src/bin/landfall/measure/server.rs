@@ -189,7 +189,8 @@ impl Session {
         // Queue pairs are as many as the client has.
         let endpoint = if shape.tcp {
             let devices = vec![tcp_device(Side::Listens(*address))?];
-            Setup { devices, bootstrap: Bootstrap::Auto }.data(shape, blocks, 1).await?
+            let admission = setup.admission.clone();
+            Setup { devices, bootstrap: Bootstrap::Auto, admission }.data(shape, blocks, 1).await?
         } else {
             setup.data(shape, blocks, 1).await?
         };

@@ -1,6 +1,7 @@
 //! K10 and K3: a rail fails alone, and comes back.
 
-use super::super::control::{Builder, Class, Head, Record};
+use super::super::control::{Builder, Class, Head};
+use super::super::record::Record;
 use super::*;
 
 /// Two rails in every mixture of order and notification.
@@ -358,7 +359,7 @@ fn k10_nothing_is_heard_after_the_word_that_ends_the_last_rail() {
 /// Messages of a hostile peer, each a violation.
 #[test]
 fn b1_words_about_rails_are_checked() {
-    let slot = control::Slot { index: 0, generation: 1 };
+    let slot = record::Slot { index: 0, generation: 1 };
     let reopen = |attempt, reset| Record::Reopen { transfer: 0, attempt, slot, grant: 0, reset };
     let cases = [
         Record::RailDown { rail: 2, generation: 0 },

@@ -316,38 +316,32 @@ fn b1_a_peer_that_breaks_the_rules_of_reads_is_found_out() {
     type Break = fn(&mut Builder, u64, u64);
     let cases: &[(&str, Break)] = &[
         ("done under a grant that was never issued", |b, _, _| {
-            b.push(&control::Record::ReadDone { grant: 99, bytes: 1, reason: None });
+            b.push(&record::Record::ReadDone { grant: 99, bytes: 1, reason: None });
         }),
         ("done under a grant to write", |b, write, _| {
-            b.push(&control::Record::ReadDone { grant: write, bytes: 1, reason: None });
+            b.push(&record::Record::ReadDone { grant: write, bytes: 1, reason: None });
         }),
         ("asked under a grant to write", |b, write, _| {
-            b.push(&control::Record::ReadAsk { grant: write, target: 1, total: 1, offset: 0, bytes: b"x" });
+            b.push(&record::Record::ReadAsk { grant: write, target: 1, total: 1, offset: 0, bytes: b"x" });
         }),
         ("asked twice", |b, _, lent| {
             for _ in 0..2 {
-                b.push(&control::Record::ReadAsk {
-                    grant: lent,
-                    target: 1,
-                    total: 1,
-                    offset: 0,
-                    bytes: b"x",
-                });
+                b.push(&record::Record::ReadAsk { grant: lent, target: 1, total: 1, offset: 0, bytes: b"x" });
             }
         }),
         ("asked beyond the limit", |b, _, lent| {
             let (total, offset) = (u32::MAX, 0);
-            b.push(&control::Record::ReadAsk { grant: lent, target: 1, total, offset, bytes: b"x" });
+            b.push(&record::Record::ReadAsk { grant: lent, target: 1, total, offset, bytes: b"x" });
         }),
         ("asked, and done by READs", |b, _, lent| {
-            b.push(&control::Record::ReadAsk { grant: lent, target: 1, total: 1, offset: 0, bytes: b"x" });
-            b.push(&control::Record::ReadDone { grant: lent, bytes: 1, reason: None });
+            b.push(&record::Record::ReadAsk { grant: lent, target: 1, total: 1, offset: 0, bytes: b"x" });
+            b.push(&record::Record::ReadDone { grant: lent, bytes: 1, reason: None });
         }),
         ("burned without being revoked", |b, _, lent| {
-            b.push(&control::Record::Revoked { grant: lent });
+            b.push(&record::Record::Revoked { grant: lent });
         }),
         ("refused what was not asked for", |b, _, _| {
-            b.push(&control::Record::ReadRefused { target: 99, why: ReadRefusal::Busy });
+            b.push(&record::Record::ReadRefused { target: 99, why: ReadRefusal::Busy });
         }),
     ];
     for (what, say) in cases {

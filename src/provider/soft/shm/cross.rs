@@ -65,6 +65,11 @@ pub(in crate::provider::soft) struct CrossReader {
     peer: PeerProcess,
 }
 
+/// Whether the other end of a connected unix socket is this process, by the kernel's word.
+pub(in crate::provider::soft) fn is_this_process(socket: BorrowedFd<'_>) -> bool {
+    process::peer_pid(socket).is_ok_and(|pid| pid > 0 && pid as u32 == std::process::id())
+}
+
 impl CrossReader {
     /// For the process at the other end of a connected unix socket: the one that dialled, or that listens.
     pub(in crate::provider::soft) fn open(socket: BorrowedFd<'_>) -> Result<Self, CrossError> {
@@ -89,6 +94,14 @@ impl CrossReader {
         target: MemRange<'_>,
     ) -> Result<(), CrossError> {
         self.read_within(pieces, target, Limits::KERNEL)
+    }
+
+    /// Fills `target` with what is at `at` in the peer's memory.
+    pub(in crate::provider::soft) fn read_bytes(&self, at: u64, target: &mut [u8]) -> Result<(), CrossError> {
+        // SAFETY: `target` is ours to write for the call.
+        unsafe {
+            self.read_to(&[(at, target.len() as u64)], target.as_mut_ptr(), target.len(), Limits::KERNEL)
+        }
     }
 
     fn read_within(

@@ -135,7 +135,7 @@ fn listen(socket: &Socket, expected: &Preamble) -> Heard {
             Err(_) => return Heard::Nonsense,
         }
     };
-    let hello = Hello::decode(&bytes[..message.len]).filter(|hello| hello.preamble == *expected);
+    let hello = Hello::decode(&bytes[..message.len]).filter(|hello| expected.admits(&hello.preamble));
     match (hello, message.fd.map(|fd| SharedMap::open(&fd, MAP_BYTES))) {
         (Some(hello), Some(Ok(map))) => Heard::Hello(hello, map),
         _ => Heard::Nonsense,

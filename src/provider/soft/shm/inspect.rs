@@ -10,6 +10,7 @@ type Hook = Box<dyn FnOnce()>;
 
 thread_local! {
     static AFTER_COPY: RefCell<Option<Hook>> = const { RefCell::new(None) };
+    static TWO_PROCESSES: Cell<bool> = const { Cell::new(false) };
     static STREAMED: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -21,6 +22,17 @@ pub(in crate::provider::soft) fn after_next_copy<T: 'static>(
     let to = given.clone();
     AFTER_COPY.set(Some(Box::new(move || *to.borrow_mut() = Some(hook()))));
     given
+}
+
+/// Whether connections that this thread makes take their peer for another process.
+pub(super) fn plays_two_processes() -> bool {
+    TWO_PROCESSES.get()
+}
+
+/// See [`plays_two_processes`].
+#[cfg(feature = "cuda")]
+pub(in crate::provider::soft) fn play_two_processes() {
+    TWO_PROCESSES.set(true);
 }
 
 /// Bytes that this thread has copied past the caches, since it was last asked.

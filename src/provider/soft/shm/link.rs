@@ -14,17 +14,21 @@ use std::sync::Arc;
 
 use socket2::Socket;
 
+use super::super::landings::{Hold, Way};
 use super::super::mr::{MemRange, MemfdOf};
 use super::super::sys::SendVecs;
 use super::super::tuning::{LENT_BY_PEER, LENT_BYTES, WORDS_A_TURN};
-use super::borrowed::Borrowed;
+use super::borrowed::{Borrowed, Lent};
 use super::copy::{CopyHint, copy_from};
-use super::cross::{CrossError, CrossReader};
+use super::cross::{self, CrossError, CrossReader};
 use super::map::SharedMap;
 use super::reference::{NO_MEMFD, Reference};
 use super::rights;
 use super::ring::{MAP_BYTES, Rings, Side};
 use super::words::{Hello, MAX_WORD, Probe, TOKEN, Verdict, Word};
+use crate::background;
+use crate::cuda::{CudaError, DeviceMemory, Gpu, Told};
+use crate::memory::Mapping;
 use crate::provider::soft::frame::Preamble;
 use crate::random::random;
 
@@ -38,6 +42,10 @@ pub(in crate::provider::soft) struct ShmLink {
     token: Box<[u8; TOKEN]>,
     /// Memfds that the peer has been sent, and how long they are.
     lent: BTreeMap<u64, u64>,
+    /// Memory of GPUs that the peer has been lent, and has not given back: an exporter outlives its importers.
+    kept: BTreeMap<u64, Arc<Mapping>>,
+    /// The peer is this process, so that it opens nothing.
+    here: bool,
     /// Those of the peer.
     borrowed: Borrowed,
     /// For memory of the peer that it has not lent, from its first use on.
@@ -85,12 +93,17 @@ impl ShmLink {
     fn new(socket: Socket, map: SharedMap, side: Side) -> io::Result<Self> {
         let mut token = Box::new([0; TOKEN]);
         random(&mut token[..])?;
+        let here = cross::is_this_process(socket.as_fd());
+        #[cfg(test)]
+        let here = here && !super::inspect::plays_two_processes();
         Ok(Self {
             rings: Arc::new(Rings::new(map, side)),
             socket,
             side,
             token,
             lent: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            here,
             borrowed: Borrowed::default(),
             cross: None,
             reads_us: None,
@@ -179,8 +192,19 @@ impl ShmLink {
         match (word, fd) {
             (Word::Wake, None) => Ok(()),
             (Word::Lend { name, bytes }, fd) => self.borrowed.add(name, bytes, fd),
+            (Word::Memory(told), None) => self.borrowed.add_memory(told, self.here),
             (Word::Forget { name }, None) => {
-                self.borrowed.forget(name);
+                if self.borrowed.forget(name) {
+                    // Unheard, the peer keeps it as long as this connection.
+                    self.say(&Word::Returned { name });
+                }
+                Ok(())
+            }
+            (Word::Returned { name }, None) => {
+                if let Some(memory) = self.kept.remove(&name) {
+                    // Freeing memory of a GPU waits for the GPU.
+                    background::run(move || drop(memory));
+                }
                 Ok(())
             }
             (Word::Reads { verdict, probe }, None) => {
@@ -260,6 +284,46 @@ impl ShmLink {
         said
     }
 
+    /// The same of memory of a GPU, which `mapping` is.
+    pub(in crate::provider::soft) fn lend_memory(
+        &mut self,
+        mapping: &Arc<Mapping>,
+        memory: &DeviceMemory,
+    ) -> bool {
+        let name = memory.name();
+        if self.lent.contains_key(&name) {
+            return true;
+        }
+        // One that is on its way back is not lent again: its name would be there twice.
+        if self.lent.len() >= LENT_BY_PEER || self.kept.contains_key(&name) {
+            return false;
+        }
+        let handle = match if self.here { Ok([0; 64]) } else { memory.export() } {
+            Ok(handle) => handle,
+            Err(error) => {
+                tracing::warn!(%error, "memory of a GPU cannot be lent to a peer");
+                return false;
+            }
+        };
+        let ((base, bytes), uuid) = (memory.allocation(), memory.uuid());
+        let said = self.say(&Word::Memory(Told { name, bytes, base, uuid, handle }));
+        if said {
+            self.lent.insert(name, 0);
+            self.kept.insert(name, mapping.clone());
+        }
+        said
+    }
+
+    /// Why the peer cannot be lent memory of a GPU.
+    pub(in crate::provider::soft) fn why_not_lend(&self, memory: &DeviceMemory) -> Option<CudaError> {
+        if self.here { None } else { memory.not_exportable() }
+    }
+
+    /// Whether the peer is this process.
+    pub(in crate::provider::soft) fn is_here(&self) -> bool {
+        self.here
+    }
+
     /// Takes back those that are lent and not in `live`: nothing refers to them any more. The peer then lets go of their pages.
     /// This is a part of a turn of the queue pair, so that one where nothing happens keeps what it has borrowed.
     pub(in crate::provider::soft) fn take_back(&mut self, live: impl Fn(u64) -> bool) {
@@ -312,8 +376,8 @@ impl ShmLink {
             self.attend().map_err(|_| NoCopy::Nonsense)?;
         }
         match self.borrowed.get(reference.memfd) {
-            Some(Some(_)) => Ok(()),
-            Some(None) => Err(NoCopy::Unable),
+            Some(Lent::Map(_) | Lent::Memory(_)) => Ok(()),
+            Some(Lent::Nothing) => Err(NoCopy::Unable),
             None if self.ended => Err(NoCopy::Gone),
             None => Err(NoCopy::Nonsense),
         }
@@ -329,11 +393,60 @@ impl ShmLink {
     ) -> Result<(), NoCopy> {
         let at = reference.offset.checked_add(skip).ok_or(NoCopy::Nonsense)?;
         match (self.borrowed.get(reference.memfd), &self.cross) {
-            (Some(Some(map)), _) => copy_from(map, at, target, hint).ok_or(NoCopy::Nonsense),
+            (Some(Lent::Map(map)), _) => copy_from(map, at, target, hint).ok_or(NoCopy::Nonsense),
             (_, Some(reader)) if reference.memfd == NO_MEMFD => {
                 reader.read(&[(at, target.len() as u64)], target).map_err(no_copy)
             }
             _ => Err(NoCopy::Nonsense),
+        }
+    }
+
+    /// Whether `reference` is to memory of a GPU.
+    pub(in crate::provider::soft) fn is_of_device(&self, reference: &Reference) -> bool {
+        matches!(self.borrowed.get(reference.memfd), Some(Lent::Memory(_)))
+    }
+
+    /// How a GPU gets `len` bytes of `reference`, from `skip` bytes into it on: `gpu`, which has the target, or else the one that
+    /// has the source. It has been found.
+    pub(in crate::provider::soft) fn way(
+        &mut self,
+        reference: &Reference,
+        skip: u64,
+        len: u64,
+        gpu: Option<&Arc<Gpu>>,
+    ) -> Result<Way, NoCopy> {
+        let at = reference.offset.checked_add(skip).ok_or(NoCopy::Nonsense)?;
+        match (self.borrowed.get_mut(reference.memfd), &self.cross) {
+            (Some(Lent::Memory(memory)), _) => {
+                let gpu = gpu.cloned().or_else(|| memory.gpu()).ok_or(NoCopy::Unable)?;
+                match memory.at(&gpu, at, len) {
+                    Ok(Some((from, source))) => {
+                        Ok(Way::Device { gpu, from, hold: Hold::Memory(source), here: memory.is_own() })
+                    }
+                    Ok(None) => Err(NoCopy::Nonsense),
+                    Err(error) => {
+                        tracing::warn!(%error, "memory of a GPU that a peer lends cannot be opened");
+                        Err(NoCopy::Unable)
+                    }
+                }
+            }
+            (Some(Lent::Map(map)), _) => {
+                let from = map.at(at, len).ok_or(NoCopy::Nonsense)?.expose_provenance() as u64;
+                Ok(Way::Host { from, hold: Hold::Map(map.clone()) })
+            }
+            (_, Some(reader)) if reference.memfd == NO_MEMFD => {
+                let mut bytes = vec![0; usize::try_from(len).map_err(|_| NoCopy::Nonsense)?];
+                reader.read_bytes(at, &mut bytes).map_err(no_copy)?;
+                Ok(Way::Bytes(bytes))
+            }
+            _ => Err(NoCopy::Nonsense),
+        }
+    }
+
+    /// What was taken of the ring until there had been `tail` bytes of it is done with.
+    pub(in crate::provider::soft) fn done_until(&self, tail: u64) {
+        if self.rings.free_until(tail) {
+            self.wake_peer();
         }
     }
 }

@@ -44,7 +44,8 @@ pub(super) mod raw;
 #[cfg(test)]
 pub(super) use door::address;
 pub(super) use door::{ShmDoor, Visit, dial};
-pub(super) use link::ShmLink;
+pub(super) use link::{NoCopy, ShmLink};
 pub(super) use loans::Lenders;
+pub(super) use peer_map::PeerMap;
 pub(super) use reference::{MAX_REFERENCES, Reference};
 pub(super) use ring::{Rings, WANTS_BYTES, WANTS_END, WANTS_ROOM};

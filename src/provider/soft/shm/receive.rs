@@ -5,16 +5,14 @@
 
 use std::io;
 
-use super::super::frame::{Desc, Nak, Opcode};
+use super::super::frame::{Desc, Opcode};
 use super::super::link::{Link, Stream};
 use super::super::qp::QpInner;
 use super::super::rx::{Stop, memory_of};
-use super::super::sq::Cause;
-use super::super::tuning::SEGMENT_BYTES;
+use super::super::tuning::{FAR_BYTES, SEGMENT_BYTES};
 use super::copy::CopyHint;
-use super::link::NoCopy;
+use super::link::{NoCopy, ShmLink};
 use super::reference::{REFERENCE, decode_all};
-use crate::provider::WcStatus;
 
 impl QpInner {
     /// Copies a piece of the payload that is referred to, or reads the ring, up to `limit` bytes. How many that were; 0 at the end.
@@ -51,8 +49,10 @@ impl QpInner {
             self.discard();
             return Ok(1);
         }
-        let take = (reference.len - skip).min(limit.min(SEGMENT_BYTES) as u32);
         let mut copied = link.find(&reference);
+        let far = link.is_of_device(&reference);
+        let most = if far { limit } else { limit.min(SEGMENT_BYTES) };
+        let take = (reference.len - skip).min(u32::try_from(most).unwrap_or(u32::MAX));
         let guard = self.device.mrs.read();
         // Of a READ, the one who asked knows how much comes together.
         let together = match desc.opcode {
@@ -60,11 +60,15 @@ impl QpInner {
             _ => u64::from(reference.together) << 10,
         };
         let hint = CopyHint::part_of(together);
-        let mut at = u64::from(skip);
+        let (mut at, landings) = (u64::from(skip), &mut self.landings);
         memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
             let next = at + range.len() as u64;
             if copied.is_ok() {
-                copied = link.copy(&reference, at, range, hint);
+                copied = if far || range.device().is_some() {
+                    landings.collect(link, &reference, at, range)
+                } else {
+                    link.copy(&reference, at, range, hint)
+                };
             }
             at = next;
         })?;
@@ -72,7 +76,7 @@ impl QpInner {
         match copied {
             Ok(()) => {}
             Err(NoCopy::Nonsense) => return Err(Stop::Nonsense),
-            Err(NoCopy::Unable) => return Err(unable(&desc)),
+            Err(NoCopy::Unable) => return Err(Stop::unable(&desc)),
             Err(NoCopy::Gone) => {
                 self.connection_lost();
                 return Ok(take as usize);
@@ -85,16 +89,20 @@ impl QpInner {
             rx.references.pop_front();
             rx.copied = 0;
         }
-        if rx.references.is_empty() {
-            // Before anybody hears of it: whoever does may take the source away.
-            link.done_but(rx.staged().len());
-        }
-        if link.is_sound() {
+        // Before anybody hears of it: whoever does may take the source away.
+        self.free_ring();
+        let sound = self.link.shm().is_some_and(ShmLink::is_sound);
+        if sound {
             self.arrived(take)?;
         } else {
             self.discard();
         }
-        Ok(take as usize)
+        if !far {
+            return Ok(take as usize);
+        }
+        self.launch_if_much();
+        // It costs little to note a copy for a GPU, and much is queued together. Faults count bytes.
+        Ok(if self.faults.is_some() { take as usize } else { (take as usize).min(FAR_BYTES) })
     }
 
     /// The peer has ended, and with that its payload is gone that was not copied: the connection is about to end, too. What the
@@ -121,13 +129,4 @@ impl QpInner {
         }
         Ok(true)
     }
-}
-
-/// The payload cannot be copied, for a reason of ours.
-fn unable(desc: &Desc) -> Stop {
-    if desc.opcode == Opcode::ReadResponse {
-        let status = WcStatus::LocalQpOperation;
-        return Stop::Failed(Cause { msn: Some(desc.msn), status, vendor_err: 0 });
-    }
-    Stop::refuse(desc, Nak::Operation)
 }

@@ -174,9 +174,18 @@ impl Rings {
         Ok(n)
     }
 
+    /// How much was taken since the beginning.
+    pub(in crate::provider::soft) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     /// Everything taken but the last `kept` bytes is done with: gives its room back. Says whether the peer has to be woken.
     pub(super) fn free_all_but(&self, kept: usize) -> bool {
-        let tail = self.taken.load(Ordering::Relaxed).wrapping_sub(kept as u64);
+        self.free_until(self.taken().wrapping_sub(kept as u64))
+    }
+
+    /// Everything that was taken until there had been `tail` bytes of it is done with. `tail` never goes back.
+    pub(super) fn free_until(&self, tail: u64) -> bool {
         if tail == self.freed.load(Ordering::Relaxed) {
             return false;
         }

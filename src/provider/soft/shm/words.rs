@@ -6,6 +6,8 @@
 //!   wake     1                                                        look at the rings
 //!   lend     2 · name u64 · bytes u64                                 with a memfd
 //!   forget   3 · name u64                                             it is not referred to any more
+//!   memory   5 · name u64 · bytes u64 · address u64 · GPU 16 bytes · handle 64 bytes     an allocation of a GPU is lent
+//!   returned 6 · name u64                                             it is not open here any more
 //!   reads    4 · verdict u8 · probe                                   whether the sender can read the receiver's memory
 //!   probe    address u64 · what is there, 16 bytes
 //! ```
@@ -13,9 +15,11 @@
 
 use super::super::frame::{PREAMBLE, Preamble};
 use super::super::tuning::RING_BYTES;
+use crate::cuda::Told;
 
 /// Bytes of the longest.
-pub(super) const MAX_WORD: usize = HELLO;
+pub(super) const MAX_WORD: usize = MEMORY;
+const MEMORY: usize = 1 + 24 + 16 + 64;
 
 pub(super) const HELLO: usize = PREAMBLE + 8 + PROBE;
 const PROBE: usize = 8 + TOKEN;
@@ -101,6 +105,8 @@ pub(super) enum Word {
     Lend { name: u64, bytes: u64 },
     Forget { name: u64 },
     Reads { verdict: Verdict, probe: Probe },
+    Memory(Told),
+    Returned { name: u64 },
 }
 
 impl Word {
@@ -129,6 +135,20 @@ impl Word {
                 probe.encode(&mut out[2..]);
                 2 + PROBE
             }
+            Self::Memory(told) => {
+                out[0] = 5;
+                out[1..9].copy_from_slice(&told.name.to_le_bytes());
+                out[9..17].copy_from_slice(&told.bytes.to_le_bytes());
+                out[17..25].copy_from_slice(&told.base.to_le_bytes());
+                out[25..41].copy_from_slice(&told.uuid);
+                out[41..].copy_from_slice(&told.handle);
+                MEMORY
+            }
+            Self::Returned { name } => {
+                out[0] = 6;
+                out[1..9].copy_from_slice(&name.to_le_bytes());
+                9
+            }
         };
         (out, len)
     }
@@ -148,6 +168,14 @@ impl Word {
                 let verdict = *Verdict::ALL.get(usize::from(rest[0]))?;
                 Some(Self::Reads { verdict, probe: Probe::decode(&rest[1..])? })
             }
+            (5, 104) => {
+                let (numbers, rest) = rest.split_first_chunk::<24>()?;
+                let (uuid, handle) = rest.split_first_chunk()?;
+                let number = |at: usize| numbers[at..].first_chunk().map(|b| u64::from_le_bytes(*b));
+                let (name, bytes, base) = (number(0)?, number(8)?, number(16)?);
+                Some(Self::Memory(Told { name, bytes, base, uuid: *uuid, handle: handle.try_into().ok()? }))
+            }
+            (6, 8) => Some(Self::Returned { name: u64::from_le_bytes(rest.try_into().ok()?) }),
             _ => None,
         }
     }
@@ -161,6 +189,9 @@ mod tests {
     fn b1_words_travel_as_they_are_and_others_are_refused() {
         let probe = Probe { at: 1 << 40, token: [9; TOKEN] };
         let mut words = vec![Word::Wake, Word::Lend { name: 7, bytes: 1 << 33 }, Word::Forget { name: 1 }];
+        words.push(Word::Returned { name: 3 });
+        let (uuid, handle) = ([7; 16], [8; 64]);
+        words.push(Word::Memory(Told { name: 2, bytes: 1 << 37, base: 1 << 46, uuid, handle }));
         words.extend(Verdict::ALL.map(|verdict| Word::Reads { verdict, probe }));
         for word in words {
             let (bytes, len) = word.encode();

@@ -20,6 +20,8 @@ macro_rules! over_both_transports {
 }
 
 mod atomics;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod data;
 mod events;
 mod failures;
@@ -181,6 +183,12 @@ impl Pair {
         self.until("both to meet", |p| !p.a.seen.is_empty() && !p.b.seen.is_empty());
         self.a.seen.clear();
         self.b.seen.clear();
+    }
+
+    #[cfg(feature = "cuda")]
+    fn take_all(&mut self) {
+        self.a.take();
+        self.b.take();
     }
 
     /// Polls until both sides have seen that many completions.

@@ -79,7 +79,7 @@ fn poll(fd: BorrowedFd<'_>, events: libc::c_short) -> Result<libc::c_short, Cros
 }
 
 /// The number of the process at the other end, 0 when it has none in our namespace.
-fn peer_pid(socket: BorrowedFd<'_>) -> Result<libc::pid_t, CrossError> {
+pub(super) fn peer_pid(socket: BorrowedFd<'_>) -> Result<libc::pid_t, CrossError> {
     // SAFETY: a `ucred` is three integers.
     let credentials: io::Result<libc::ucred> = unsafe { option(socket, libc::SO_PEERCRED) };
     credentials

@@ -1,0 +1,415 @@
+//! Payload that a GPU copies: collected while frames are read, queued together, and executed when the copies are over.
+//!
+//! What has arrived is executed in its order (RC), so that everything behind such payload waits in line with it. The peer is told that
+//! its memory is free, and of what has landed, after that. Nothing waits for the GPU in between: a turn of the queue pair asks
+//! whether copies are over, and while some are not, the queue pair has a deadline after which to ask again, soon at first and then
+//! ever later, up to a millisecond.
+//!
+//! Where a queue pair fails or a request is refused, the copies are waited for. They wait for nobody, and end in milliseconds.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::frame::{Desc, Nak, Opcode};
+use super::link::{Link, Stream};
+use super::mr::MemRange;
+use super::qp::QpInner;
+use super::rx::Stop;
+use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
+use super::sq::Cause;
+use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Source};
+use crate::memory::Mapping;
+use crate::provider::WcStatus;
+
+/// Flights of a queue pair at a time: enough that one is queued while another is under way.
+const FLIGHTS: usize = 4;
+/// Pieces that are collected at most before they are queued.
+const PIECES: usize = 4096;
+/// Without order, messages that wait in line: they count as being in assembly.
+const IN_LINE: usize = 256;
+/// The first look at a flight that was not over at once, and the longest time between two.
+const FIRST_LOOK: Duration = Duration::from_micros(10);
+const LAST_LOOK: Duration = Duration::from_millis(1);
+/// Copies of up to so many bytes are over in less time than it takes to sleep, and are looked at until then.
+const SHORT: u64 = 1 << 20;
+const SHORT_LOOKS: Duration = Duration::from_micros(12);
+
+/// Where the bytes of a reference are, for a GPU.
+pub(super) enum Way {
+    /// In memory of a GPU: `here`, of this process.
+    Device { gpu: Arc<Gpu>, from: u64, hold: Hold, here: bool },
+    /// In mapped memory of the peer.
+    Host { from: u64, hold: Hold },
+    /// Read already.
+    Bytes(Vec<u8>),
+}
+
+/// What keeps a source where it is until it is copied.
+#[derive(Debug)]
+#[allow(dead_code)] // Held, and not looked at.
+pub(super) enum Hold {
+    Memory(Source),
+    Map(Arc<PeerMap>),
+}
+
+/// Copies for one GPU that are collected and not queued.
+#[derive(Debug)]
+struct Collected {
+    copier: Copier,
+    /// All of it is memory of GPUs.
+    gathers: bool,
+    bytes: u64,
+    holds: Vec<Hold>,
+    targets: Vec<Arc<Mapping>>,
+}
+
+/// Copies under way.
+#[derive(Debug)]
+struct InFlight {
+    flight: Arc<Flight>,
+    number: u64,
+    /// How much of the ring the peer may have back when all of that number are over.
+    mark: Option<u64>,
+    _holds: Vec<Hold>,
+    _targets: Vec<Arc<Mapping>>,
+}
+
+/// What a queue pair has to do with GPUs.
+#[derive(Debug, Default)]
+pub(super) struct Landings {
+    collected: Vec<Collected>,
+    flights: VecDeque<InFlight>,
+    /// The number of the flights that were queued last.
+    launched: u64,
+    /// Descriptors that are here when all flights up to that number are over, in their order.
+    line: VecDeque<(Desc, u64)>,
+    /// When they were queued, or were last looked at in vain; and when to look again.
+    since: Option<Instant>,
+    next_look: Option<Instant>,
+    traffic: GpuTraffic,
+    slot: Vec<u8>,
+}
+
+impl Landings {
+    pub(super) fn traffic(&self) -> GpuTraffic {
+        self.traffic
+    }
+
+    /// `bytes` of memory of a GPU were referred to, for a peer that is this process (`here`) or not.
+    pub(super) fn sent(&mut self, bytes: u32, here: bool) {
+        let traffic = &mut self.traffic;
+        let path = if here { &mut traffic.same_process } else { &mut traffic.ipc };
+        path.sent(bytes.into());
+    }
+
+    /// `bytes` of memory of a GPU were copied to host memory to send them.
+    pub(super) fn staged(&mut self, bytes: u32) {
+        self.traffic.staged.sent(bytes.into());
+    }
+
+    /// Room for payload that comes over TCP, on its way to a GPU.
+    pub(super) fn slot(&mut self, bytes: usize) -> Vec<u8> {
+        let mut slot = std::mem::take(&mut self.slot);
+        slot.resize(bytes.max(slot.len()), 0);
+        slot
+    }
+
+    pub(super) fn give_back(&mut self, slot: Vec<u8>) {
+        self.slot = slot;
+    }
+
+    /// `bytes` came in a frame for memory of a GPU, over TCP (`staged`) or from a peer on this host.
+    pub(super) fn received(&mut self, bytes: u64, staged: bool) {
+        let traffic = &mut self.traffic;
+        let path = if staged { &mut traffic.staged } else { &mut traffic.host };
+        path.received(bytes);
+    }
+
+    /// Something is being copied, or waits in line.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.line.is_empty() || !self.flights.is_empty() || self.has_collected()
+    }
+
+    fn has_collected(&self) -> bool {
+        self.collected.iter().any(|c| !c.copier.is_empty())
+    }
+
+    /// As much is under way as may be: nothing more is read.
+    pub(super) fn is_full(&self, ordered: bool) -> bool {
+        self.flights.len() >= FLIGHTS || (!ordered && self.line.len() >= IN_LINE)
+    }
+
+    /// When to ask whether the copies are over.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.next_look
+    }
+
+    /// The descriptor is here but for copies that are under way, its own or those before it.
+    pub(super) fn wait_in_line(&mut self, desc: Desc) {
+        let number = self.launched + u64::from(self.has_collected());
+        self.line.push_back((desc, number));
+    }
+
+    /// READs and atomics that wait in line.
+    pub(super) fn answerable(&self) -> usize {
+        self.line.iter().filter(|(desc, _)| desc.opcode.has_answer()).count()
+    }
+
+    /// Adds a copy from `reference`, from `skip` bytes into it on, to `range`: one of them is memory of a GPU.
+    pub(super) fn collect(
+        &mut self,
+        link: &mut ShmLink,
+        reference: &Reference,
+        skip: u64,
+        range: MemRange<'_>,
+    ) -> Result<(), NoCopy> {
+        let len = range.len() as u64;
+        let target = range.device().map(|memory| memory.gpu());
+        let way = link.way(reference, skip, len, target)?;
+        let (gpu, from, hold) = match (way, target) {
+            (Way::Device { gpu, from, hold, here }, _) => {
+                let traffic = &mut self.traffic;
+                let path = if here { &mut traffic.same_process } else { &mut traffic.ipc };
+                path.received(len);
+                (gpu, from, hold)
+            }
+            (Way::Host { from, hold }, Some(gpu)) => {
+                self.traffic.host.received(len);
+                (gpu.clone(), from, hold)
+            }
+            (Way::Bytes(bytes), Some(_)) => {
+                self.traffic.host.received(len);
+                return self.put(range, &bytes).map_err(unable_to_copy);
+            }
+            // Host memory to host memory is not for a GPU.
+            (Way::Host { .. } | Way::Bytes(_), None) => return Err(NoCopy::Unable),
+        };
+        let between_devices = target.is_some() && matches!(hold, Hold::Memory(_));
+        let collected = self.of(&gpu).map_err(unable_to_copy)?;
+        collected.gathers &= between_devices;
+        collected.bytes += len;
+        collected.copier.push(range.addr(), from, len);
+        collected.hold(hold);
+        collected.target(range.mapping());
+        Ok(())
+    }
+
+    /// Copies bytes that came with a frame to memory of a GPU, behind what was collected for it.
+    pub(super) fn put(&mut self, range: MemRange<'_>, bytes: &[u8]) -> Result<(), CudaError> {
+        let Some(memory) = range.device() else { return Ok(()) };
+        let gpu = memory.gpu().clone();
+        if self.of(&gpu)?.copier.pieces() > 0 {
+            // What was collected before it comes before it.
+            self.launch(None)?;
+        }
+        let collected = self.of(&gpu)?;
+        collected.target(range.mapping());
+        let (to, from) = (range.addr(), bytes.as_ptr().expose_provenance() as u64);
+        collected.gathers = false;
+        collected.bytes += bytes.len() as u64;
+        collected.copier.push(to, from, bytes.len() as u64);
+        // The driver has taken a copy of the bytes when they are queued.
+        self.launch(None)
+    }
+
+    fn of(&mut self, gpu: &Arc<Gpu>) -> Result<&mut Collected, CudaError> {
+        let at = match self.collected.iter().position(|c| Arc::ptr_eq(c.copier.gpu(), gpu)) {
+            Some(at) => at,
+            None => {
+                let copier = Copier::new(gpu.clone())?;
+                let (holds, targets) = (Vec::new(), Vec::new());
+                self.collected.push(Collected { copier, gathers: true, bytes: 0, holds, targets });
+                self.collected.len() - 1
+            }
+        };
+        Ok(&mut self.collected[at])
+    }
+
+    /// Queues what was collected. When it is over, the peer may have its ring back up to `mark`.
+    fn launch(&mut self, mark: Option<u64>) -> Result<(), CudaError> {
+        if !self.has_collected() {
+            return Ok(());
+        }
+        let number = self.launched + 1;
+        for collected in self.collected.iter_mut().filter(|c| !c.copier.is_empty()) {
+            // SAFETY: targets are parts of registered mappings, and sources of opened, own or mapped memory: both are held by
+            // what is kept beside the flight until it is over. Bytes that came with a frame are the caller's until this returns.
+            let flight = Arc::new(unsafe { collected.copier.launch(collected.gathers)? });
+            self.traffic.calls += u64::from(flight.calls());
+            let targets = std::mem::take(&mut collected.targets);
+            targets.iter().for_each(|mapping| mapping.written_by(&flight));
+            let holds = std::mem::take(&mut collected.holds);
+            (collected.gathers, collected.bytes) = (true, 0);
+            self.flights.push_back(InFlight { flight, number, mark, _holds: holds, _targets: targets });
+        }
+        self.launched = number;
+        let now = Instant::now();
+        self.since.get_or_insert(now);
+        self.next_look = Some(now + FIRST_LOOK);
+        Ok(())
+    }
+
+    fn collected_bytes(&self) -> u64 {
+        self.collected.iter().map(|c| c.bytes).sum()
+    }
+
+    /// Takes the flights that are over. The mark of the last of them.
+    fn over(&mut self) -> Result<Option<u64>, CudaError> {
+        let mut mark = None;
+        while let Some(first) = self.flights.front() {
+            if !first.flight.is_done()? {
+                let now = Instant::now();
+                let age = self.since.map_or(Duration::ZERO, |since| now - since);
+                self.next_look = Some(now + (age / 16).clamp(FIRST_LOOK, LAST_LOOK));
+                return Ok(mark);
+            }
+            mark = first.mark.or(mark);
+            self.flights.pop_front();
+            self.since = Some(Instant::now());
+        }
+        (self.since, self.next_look) = (None, None);
+        Ok(mark)
+    }
+
+    /// The next descriptor in line whose copies are over.
+    fn next_landed(&mut self) -> Option<Desc> {
+        let landed = match self.flights.front() {
+            Some(first) => first.number - 1,
+            None => self.launched,
+        };
+        self.line.pop_front_if(|(_, number)| *number <= landed).map(|(desc, _)| desc)
+    }
+
+    /// Waits for the copies under way, and forgets all that is not executed.
+    pub(super) fn abandon(&mut self) {
+        for in_flight in &self.flights {
+            let _ = in_flight.flight.wait();
+        }
+        self.flights.clear();
+        self.line.clear();
+        self.collected.clear();
+        (self.since, self.next_look) = (None, None);
+    }
+}
+
+impl Collected {
+    fn hold(&mut self, hold: Hold) {
+        let same = match (self.holds.last(), &hold) {
+            (Some(Hold::Memory(last)), Hold::Memory(source)) => last.is_same(source),
+            (Some(Hold::Map(last)), Hold::Map(map)) => Arc::ptr_eq(last, map),
+            _ => false,
+        };
+        if !same {
+            self.holds.push(hold);
+        }
+    }
+
+    fn target(&mut self, mapping: &Arc<Mapping>) {
+        if !self.targets.last().is_some_and(|last| Arc::ptr_eq(last, mapping)) {
+            self.targets.push(mapping.clone());
+        }
+    }
+}
+
+fn unable_to_copy(error: CudaError) -> NoCopy {
+    tracing::warn!(%error, "a copy to or from memory of a GPU failed");
+    NoCopy::Unable
+}
+
+impl QpInner {
+    /// Queues the copies that were collected.
+    pub(super) fn launch(&mut self) {
+        if !self.landings.has_collected() {
+            return;
+        }
+        let short = self.landings.collected_bytes() <= SHORT;
+        // References that are taken and not copied yet are in front of what is staged.
+        let mark = self.link.shm().filter(|_| self.rx.references.is_empty()).map(|link| {
+            let staged = self.rx.staged().len() as u64;
+            link.rings().taken().wrapping_sub(staged)
+        });
+        if let Err(error) = self.landings.launch(mark) {
+            return self.copies_failed(&error);
+        }
+        let by = Instant::now() + SHORT_LOOKS;
+        while short && self.landings.is_busy() && Instant::now() < by {
+            self.land();
+        }
+    }
+
+    /// More is collected than should wait.
+    pub(super) fn launch_if_much(&mut self) {
+        if self.landings.collected.iter().any(|c| c.copier.pieces() >= PIECES) {
+            self.launch();
+        }
+    }
+
+    /// Executes what has been copied by now.
+    pub(super) fn land(&mut self) {
+        if !self.landings.is_busy() {
+            return;
+        }
+        let mark = match self.landings.over() {
+            Ok(mark) => mark,
+            Err(error) => return self.copies_failed(&error),
+        };
+        // Before anybody hears of it: whoever does may take the source away.
+        if let (Some(mark), Some(link)) = (mark, self.link.shm()) {
+            link.done_until(mark);
+        }
+        let sound = self.link.shm().is_none_or(ShmLink::is_sound);
+        while let Some(desc) = self.landings.next_landed() {
+            // As in `discard`: of a peer that has ended by then, what it has said of our requests still counts.
+            if !sound && !matches!(desc.opcode, Opcode::Ack | Opcode::Nak) {
+                continue;
+            }
+            if let Err(stop) = self.execute(&desc) {
+                return self.stop(stop);
+            }
+        }
+        self.free_ring();
+    }
+
+    /// Waits for the copies that are under way or collected, and executes what waits in line. For where something fails.
+    pub(super) fn settle(&mut self) {
+        if !self.landings.is_busy() {
+            return;
+        }
+        if self.landings.launch(None).is_ok() {
+            for in_flight in &self.landings.flights {
+                // An error is found by the look.
+                let _ = in_flight.flight.wait();
+            }
+        }
+        self.land();
+    }
+
+    /// All that was received is done with, but for what is still in the staging buffer, and for references that are not copied.
+    pub(super) fn free_ring(&self) {
+        if let Link::Up(Stream::Shm(link)) = &self.link
+            && self.rx.references.is_empty()
+            && self.landings.flights.is_empty()
+            && !self.landings.has_collected()
+        {
+            link.done_but(self.rx.staged().len());
+        }
+    }
+
+    /// The GPU has not copied: the first message in line is refused, or the request fails that it answers.
+    fn copies_failed(&mut self, error: &CudaError) {
+        tracing::warn!(%error, "copies to or from memory of a GPU failed");
+        let first = self.landings.line.front().map(|(desc, _)| *desc);
+        let first = first.or_else(|| self.rx.descs.get(self.rx.at).copied());
+        self.landings.abandon();
+        let Some(desc) = first else { return self.connection_lost() };
+        let stop = match desc.opcode {
+            Opcode::Send | Opcode::Write => Stop::refuse(&desc, Nak::Operation),
+            _ => {
+                let status = WcStatus::LocalQpOperation;
+                Stop::Failed(Cause { msn: Some(desc.msn), status, vendor_err: 0 })
+            }
+        };
+        self.stop(stop);
+    }
+}

@@ -1,0 +1,320 @@
+//! Memory of GPUs, by a recorded driver: what arrives, when it is told, in whose context each call is made, and who frees what when.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::cuda::Cuda;
+use crate::cuda::fake::Fake;
+use crate::provider::soft::shm::inspect::{lent_to_us, play_two_processes};
+
+/// Two sides, and a driver with two GPUs.
+struct Gpus {
+    pair: Pair,
+    cuda: Arc<Cuda>,
+    fake: Arc<Fake>,
+}
+
+impl Gpus {
+    fn new(profile: Profile) -> Self {
+        Self::over(SoftTransport::Shm, profile)
+    }
+
+    fn over(on: SoftTransport, profile: Profile) -> Self {
+        let (cuda, fake) = Fake::new(2);
+        let mut pair = Pair::new(on, profile);
+        pair.meet();
+        Self { pair, cuda, fake }
+    }
+
+    /// Memory of a side, of a GPU of the same number or of the host.
+    fn region(&self, a: bool, len: u64, on_gpu: bool) -> Region<Exposed> {
+        let side = if a { &self.pair.a } else { &self.pair.b };
+        if !on_gpu {
+            return side.region(len, ALL);
+        }
+        let memory = Memory::cuda_of(&self.cuda, u32::from(!a), len);
+        Region::register(&side.pd, memory.map_for(&side.pd).unwrap(), ALL).unwrap()
+    }
+
+    fn check(&self) {
+        assert_eq!(self.fake.wrong(), Vec::<String>::new());
+    }
+}
+
+impl Drop for Gpus {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.check();
+        }
+    }
+}
+
+fn traffic(qp: &Qp) -> crate::cuda::GpuTraffic {
+    qp.gpu_traffic()
+}
+
+/// Both in one process, and as if in two.
+fn in_both_ways(test: impl Fn(bool)) {
+    test(true);
+    // Of this thread's connections from here on.
+    play_two_processes();
+    test(false);
+}
+
+#[test]
+fn r2_every_operation_with_memory_of_a_gpu_moves_its_bytes_on_every_profile() {
+    in_both_ways(|here| {
+        let ways = [(true, true), (true, false), (false, true)];
+        let on = if here { &[SoftTransport::Shm, SoftTransport::Tcp][..] } else { &[SoftTransport::Shm] };
+        for (profile, on) in Profile::ALL.into_iter().flat_map(|p| on.iter().map(move |on| (p, *on))) {
+            for (from_gpu, to_gpu) in ways {
+                let mut g = Gpus::over(on, profile);
+                g.fake.lag(2);
+                let room = profile.capabilities().max_mr_size.min(4 << 20);
+                let (from, to) = (g.region(true, room, from_gpu), g.region(false, room, to_gpu));
+                for (n, size) in [1usize, 1000, 1025, 65_536, 300_000, 3 << 20].into_iter().enumerate() {
+                    if size as u64 > profile.capabilities().max_msg_size.min(room / 2) {
+                        continue;
+                    }
+                    let here = [sge(&from, 1, size as u64)];
+                    let data = pattern(size, n as u64);
+                    fill(&from, 1, &data);
+                    recv(g.pair.qb(), 5, Some(sge(&to, 3, size as u64)));
+                    post(g.pair.qa(), 6, SendOp::Send { imm: None }, &here);
+                    let (a, b) = g.pair.wait(1, 1);
+                    assert_eq!(
+                        (ids(&a), ids(&b)),
+                        (vec![(6, WcStatus::Success)], vec![(5, WcStatus::Success)])
+                    );
+                    assert_eq!(contents(&to, 3, size), data, "{profile} SEND of {size}");
+
+                    let data = pattern(size, n as u64 + 100);
+                    fill(&from, 1, &data);
+                    post(g.pair.qa(), 7, write_to(&to, 9, None), &here);
+                    assert_eq!(ids(&g.pair.wait(1, 0).0), [(7, WcStatus::Success)]);
+                    g.pair.quiet();
+                    if profile.completes_at_hand_off() {
+                        // A completion says less there; a READ behind it says that it is there.
+                        post(g.pair.qa(), 8, read_from(&to, 9), &[sge(&from, 1, 1)]);
+                        g.pair.wait(1, 0);
+                    }
+                    assert_eq!(contents(&to, 9, size), data, "{profile} WRITE of {size}");
+
+                    // The other way round: B's memory is read into A's.
+                    let data = pattern(size, n as u64 + 200);
+                    fill(&to, 9, &data);
+                    post(g.pair.qa(), 9, read_from(&to, 9), &here);
+                    assert_eq!(ids(&g.pair.wait(1, 0).0), [(9, WcStatus::Success)]);
+                    assert_eq!(contents(&from, 1, size), data, "{profile} READ of {size}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn k1_nobody_hears_of_a_message_before_its_copy_is_over() {
+    in_both_ways(|_| {
+        let mut g = Gpus::new(Profile::Default);
+        let (from, to) = (g.region(true, 1 << 20, true), g.region(false, 1 << 20, true));
+        fill(&from, 0, &pattern(1 << 20, 4));
+        g.fake.hold(true);
+        recv(g.pair.qb(), 1, None);
+        recv(g.pair.qb(), 2, None);
+        post(g.pair.qa(), 3, write_to(&to, 0, Some(7)), &[sge(&from, 0, 1 << 20)]);
+        // Nothing of a GPU, but behind it.
+        post(g.pair.qa(), 4, write_to(&to, 0, Some(8)), &[]);
+        g.pair.quiet();
+        assert!(g.fake.count("cuEventQuery") > 0, "it is asked, and not waited for");
+        g.fake.hold(false);
+        let (a, b) = g.pair.wait(2, 2);
+        assert_eq!((b[0].imm, b[1].imm), (Some(7), Some(8)));
+        assert_eq!(ids(&a), [(3, WcStatus::Success), (4, WcStatus::Success)]);
+        assert_eq!(contents(&to, 0, 1 << 20), pattern(1 << 20, 4));
+    });
+}
+
+#[test]
+fn k9_the_paths_of_memory_of_gpus_count_every_byte_at_both_ends() {
+    in_both_ways(|here| {
+        let mut g = Gpus::new(Profile::Default);
+        let (from, to) = (g.region(true, 1 << 20, true), g.region(false, 1 << 20, true));
+        let host = g.region(true, 1 << 20, false);
+        for (n, len) in [10, 1000, 70_000, 1 << 20].into_iter().enumerate() {
+            post(g.pair.qa(), n as u64, write_to(&to, 0, None), &[sge(&from, 0, len)]);
+        }
+        post(g.pair.qa(), 9, write_to(&to, 0, None), &[sge(&host, 0, 5000)]);
+        g.pair.wait(5, 0);
+        let payload = 10 + 1000 + 70_000 + (1 << 20);
+        let (a, b) = (traffic(g.pair.qa()), traffic(g.pair.qb()));
+        let [a_path, a_none, b_path, b_none] = match here {
+            true => [a.same_process, a.ipc, b.same_process, b.ipc],
+            false => [a.ipc, a.same_process, b.ipc, b.same_process],
+        };
+        assert_eq!((a_path.bytes_out, a_path.operations_out, a_path.bytes_in), (payload, 4, 0));
+        assert_eq!((b_path.bytes_in, b_path.operations_in, b_path.bytes_out), (payload, 4, 0));
+        assert_eq!((a_none, b_none, a.host), Default::default());
+        assert_eq!((b.host.bytes_in, b.host.bytes_out), (5000, 0));
+    });
+}
+
+/// Case 10: slices of one allocation at 64 B, 16 KiB, 128 KiB, 512 KiB and 4 MiB, to another process.
+#[test]
+fn k8_case_10_slices_inside_of_an_allocation_are_reached_by_one_open() {
+    play_two_processes();
+    let mut g = Gpus::new(Profile::Default);
+    let len = 4096;
+    let allocation = g.fake.foreign(0, 8 << 20, false);
+    let to = g.region(false, 1 << 20, true);
+    let offsets = [64, 16 << 10, 128 << 10, 512 << 10, 4 << 20];
+    let slices: Vec<Region<Exposed>> = offsets
+        .iter()
+        .map(|offset| {
+            let memory = Memory::from_cuda_of(&g.cuda, allocation + offset, len).unwrap();
+            let pd = &g.pair.a.pd;
+            Region::register(pd, memory.map_for(pd).unwrap(), ALL).unwrap()
+        })
+        .collect();
+    for (n, slice) in slices.iter().enumerate() {
+        fill(slice, 0, &pattern(len as usize, n as u64));
+        post(g.pair.qa(), n as u64, write_to(&to, n as u64 * len, None), &[sge(slice, 0, len)]);
+    }
+    g.pair.wait(slices.len(), 0);
+    for n in 0..slices.len() as u64 {
+        assert_eq!(contents(&to, n * len, len as usize), pattern(len as usize, n), "slice {n}");
+    }
+    assert_eq!((g.cuda.opens(), lent_to_us(g.pair.qb())), (1, 1), "the second open is reused");
+    let beyond = Memory::from_cuda_of(&g.cuda, allocation + (8 << 20) - 10, 11).unwrap_err();
+    assert!(beyond.to_string().contains("their allocation has 10"), "{beyond}");
+}
+
+#[test]
+fn r7_an_exporter_frees_its_memory_after_its_importers_have_closed_it() {
+    play_two_processes();
+    let mut g = Gpus::new(Profile::Default);
+    let to = g.region(false, 4096, true);
+    let from = g.region(true, 4096, true);
+    post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 4096)]);
+    g.pair.wait(1, 0);
+    assert_eq!(g.fake.in_use(), (2, 1));
+    drop(from);
+    // It is noted in a turn of the queue pair.
+    let other = g.region(true, 4096, false);
+    post(g.pair.qa(), 2, write_to(&to, 0, None), &[sge(&other, 0, 4096)]);
+    post(g.pair.qb(), 3, read_from(&other, 0), &[]);
+    let fake = g.fake.clone();
+    g.pair.until("the memory to be closed and then freed", |_| fake.in_use() == (1, 0));
+    g.check();
+    // And when the connection ends instead.
+    let from = g.region(true, 4096, true);
+    g.pair.take_all();
+    post(g.pair.qa(), 4, write_to(&to, 0, None), &[sge(&from, 0, 4096)]);
+    g.pair.until("its completion", |p| p.a.seen.iter().any(|c| c.wr_id == 4));
+    g.pair.qb = None;
+    drop(from);
+    g.pair.qa = None;
+    assert_eq!(fake.in_use(), (1, 0));
+}
+
+#[test]
+fn k9_memory_that_ipc_does_not_export_is_refused_at_the_post_and_goes_within_a_process() {
+    let send = |g: &mut Gpus| {
+        let memory = Memory::from_cuda_of(&g.cuda, g.fake.foreign(0, 8192, true), 8192).unwrap();
+        let pd = &g.pair.a.pd;
+        let from = Region::register(pd, memory.map_for(pd).unwrap(), ALL).unwrap();
+        let to = g.region(false, 8192, true);
+        let mut chain = WrChain::default();
+        chain.push(1, write_to(&to, 0, None), &[sge(&from, 0, 8192)], true, false);
+        let posted = g.pair.qa().post_send(&chain);
+        if posted.is_ok() {
+            g.pair.wait(1, 0);
+        }
+        posted
+    };
+    let mut here = Gpus::new(Profile::Default);
+    send(&mut here).unwrap();
+    play_two_processes();
+    let mut apart = Gpus::new(Profile::Default);
+    let refused = send(&mut apart).unwrap_err();
+    assert!(refused.source.to_string().contains("stream-ordered"), "{}", refused.source);
+}
+
+#[test]
+fn r10_memory_of_a_gpu_is_refused_where_it_cannot_go() {
+    let (cuda, _fake) = Fake::new(1);
+    let side = Side::new(SoftTransport::Shm, Profile::Default);
+    let error = Memory::cuda_of(&cuda, 1, 4096).map_for(&side.pd).unwrap_err();
+    assert!(error.to_string().contains("GPU 1 was asked for, this process sees 1"), "{error}");
+    let host = [0u8; 64];
+    let error = Memory::from_cuda_of(&cuda, host.as_ptr() as u64, 64).unwrap_err();
+    assert!(error.to_string().contains("is not GPU memory"), "{error}");
+}
+
+/// Over TCP it is staged, and that is counted as what it is.
+#[test]
+fn k9_over_tcp_memory_of_a_gpu_is_staged_and_both_ends_count_it() {
+    let mut g = Gpus::over(SoftTransport::Tcp, Profile::Default);
+    let (from, to) = (g.region(true, 1 << 20, true), g.region(false, 1 << 20, true));
+    fill(&from, 0, &pattern(1 << 20, 6));
+    for (n, len) in [10, 1000, 70_000, 1 << 20].into_iter().enumerate() {
+        post(g.pair.qa(), n as u64, write_to(&to, 0, None), &[sge(&from, 0, len)]);
+    }
+    g.pair.wait(4, 0);
+    assert_eq!(contents(&to, 0, 1 << 20), pattern(1 << 20, 6));
+    let payload = 10 + 1000 + 70_000 + (1 << 20);
+    let (a, b) = (traffic(g.pair.qa()), traffic(g.pair.qb()));
+    assert_eq!((a.staged.bytes_out, b.staged.bytes_in), (payload, payload));
+    let others = |t: crate::cuda::GpuTraffic| (t.ipc, t.same_process, t.host);
+    assert_eq!((others(a), others(b)), Default::default());
+}
+
+#[test]
+fn r7_a_queue_pair_ends_with_copies_under_way_and_none_writes_after_it() {
+    in_both_ways(|_| {
+        for killed in [false, true] {
+            let mut g = Gpus::new(Profile::Default);
+            let (from, to) = (g.region(true, 1 << 20, true), g.region(false, 1 << 20, true));
+            g.fake.hold(true);
+            post(g.pair.qa(), 3, write_to(&to, 0, None), &[sge(&from, 0, 1 << 20)]);
+            g.pair.quiet();
+            if killed {
+                g.pair.qb = None;
+            } else {
+                // Deregistered: when that returns, no GPU writes it.
+                drop(to);
+            }
+            let copies = g.fake.queued();
+            assert_eq!(copies, 0, "they were waited for");
+            g.fake.hold(false);
+            g.pair.until("the write to end", |p| !p.a.seen.is_empty());
+        }
+    });
+}
+
+#[test]
+fn k8_many_small_pieces_are_one_gathered_copy() {
+    in_both_ways(|_| {
+        let mut g = Gpus::new(Profile::Default);
+        let (piece, count) = (1152, 300u64);
+        let (from, to) = (g.region(true, 2 * count * piece, true), g.region(false, 2 * count * piece, true));
+        let data = pattern((2 * count * piece) as usize, 5);
+        fill(&from, 0, &data);
+        let (copies, kernels) = (g.fake.count("cuMemcpyAsync"), g.fake.count("cuLaunchKernel"));
+        let mut chain = WrChain::default();
+        for n in 0..count {
+            // Every second piece, backwards.
+            let at = (count - 1 - n) * 2 * piece;
+            chain.push(n, write_to(&to, n * 2 * piece, None), &[sge(&from, at, piece)], true, false);
+        }
+        g.pair.qa().post_send(&chain).unwrap();
+        g.pair.wait(count as usize, 0);
+        let (copies, kernels) =
+            (g.fake.count("cuMemcpyAsync") - copies, g.fake.count("cuLaunchKernel") - kernels);
+        assert!(kernels > 0 && copies + kernels < 40, "{copies} copies and {kernels} kernels");
+        assert_eq!(traffic(g.pair.qb()).calls, (copies + kernels) as u64);
+        for n in 0..count {
+            let at = ((count - 1 - n) * 2 * piece) as usize;
+            assert_eq!(contents(&to, n * 2 * piece, piece as usize), data[at..at + piece as usize], "{n}");
+        }
+    });
+}

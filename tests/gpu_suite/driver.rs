@@ -1,0 +1,105 @@
+//! The few calls of the CUDA driver that the suite makes beside the crate, as a framework would: plain copies to compare with,
+//! stream-ordered memory, events.
+
+use std::ffi::{c_int, c_uint};
+
+use libloading::Library;
+
+use crate::Failed;
+
+type Fn0 = unsafe extern "C" fn(c_uint) -> c_int;
+
+/// The loaded driver, with the primary context of GPU 0.
+pub struct Cuda {
+    library: Library,
+    context: usize,
+}
+
+impl Cuda {
+    pub fn load() -> Result<Self, Failed> {
+        // SAFETY: the driver's library sets up nothing but itself; its functions have the types of its manual, here and below.
+        unsafe {
+            let library =
+                Library::new("libcuda.so.1").map_err(|e| format!("there is no CUDA driver here: {e}"))?;
+            let init = library.get::<Fn0>(b"cuInit\0")?;
+            check("cuInit", init(0))?;
+            let get = library.get::<unsafe extern "C" fn(*mut c_int, c_int) -> c_int>(b"cuDeviceGet\0")?;
+            let (mut device, mut context) = (0, 0usize);
+            check("cuDeviceGet", get(&mut device, 0))?;
+            let retain = library
+                .get::<unsafe extern "C" fn(*mut usize, c_int) -> c_int>(b"cuDevicePrimaryCtxRetain\0")?;
+            check("cuDevicePrimaryCtxRetain", retain(&mut context, device))?;
+            Ok(Self { library, context })
+        }
+    }
+
+    fn enter(&self) -> Result<(), Failed> {
+        // SAFETY: a context of the driver's, retained by `load`.
+        unsafe {
+            let set = self.library.get::<unsafe extern "C" fn(usize) -> c_int>(b"cuCtxSetCurrent\0")?;
+            check("cuCtxSetCurrent", set(self.context))
+        }
+    }
+
+    /// Memory of a stream-ordered pool. It is not given back.
+    pub fn pooled(&self, bytes: usize) -> Result<u64, Failed> {
+        self.enter()?;
+        let mut at = 0;
+        // SAFETY: room for one address; the default stream.
+        unsafe {
+            let alloc = self
+                .library
+                .get::<unsafe extern "C" fn(*mut u64, usize, usize) -> c_int>(b"cuMemAllocAsync\0")?;
+            check("cuMemAllocAsync", alloc(&mut at, bytes, 0))?;
+            let wait = self.library.get::<unsafe extern "C" fn(usize) -> c_int>(b"cuStreamSynchronize\0")?;
+            check("cuStreamSynchronize", wait(0))?;
+        }
+        Ok(at)
+    }
+
+    /// Queues on the default stream what keeps the GPU busy for a good while, `rounds` copies from `a` to `b` of `bytes` each, and
+    /// then a copy of `len` bytes from `from` to `to`. Waits for nothing.
+    pub fn queue_late_copy(
+        &self,
+        (a, b, bytes, rounds): (u64, u64, usize, usize),
+        to: u64,
+        from: u64,
+        len: usize,
+    ) -> Result<(), Failed> {
+        self.enter()?;
+        // SAFETY: memory of the suite's.
+        unsafe {
+            let copy = self
+                .library
+                .get::<unsafe extern "C" fn(u64, u64, usize, usize) -> c_int>(b"cuMemcpyDtoDAsync_v2\0")?;
+            for _ in 0..rounds {
+                check("cuMemcpyDtoDAsync", copy(b, a, bytes, 0))?;
+            }
+            check("cuMemcpyDtoDAsync", copy(to, from, len, 0))
+        }
+    }
+
+    /// Copies between two places of the GPU `times` times, each waited for, and says how long the middle one took.
+    pub fn plain_copy(&self, to: u64, from: u64, bytes: usize, times: usize) -> Result<f64, Failed> {
+        self.enter()?;
+        let mut seconds = Vec::new();
+        // SAFETY: memory of the suite's, which nobody else uses meanwhile.
+        unsafe {
+            let copy = self
+                .library
+                .get::<unsafe extern "C" fn(u64, u64, usize, usize) -> c_int>(b"cuMemcpyDtoDAsync_v2\0")?;
+            let wait = self.library.get::<unsafe extern "C" fn(usize) -> c_int>(b"cuStreamSynchronize\0")?;
+            for _ in 0..times + 3 {
+                let start = std::time::Instant::now();
+                check("cuMemcpyDtoDAsync", copy(to, from, bytes, 0))?;
+                check("cuStreamSynchronize", wait(0))?;
+                seconds.push(start.elapsed().as_secs_f64());
+            }
+        }
+        Ok(crate::median(&mut seconds[3..]))
+    }
+}
+
+fn check(call: &str, status: c_int) -> Result<(), Failed> {
+    if status == 0 { Ok(()) } else { Err(format!("{call}: CUresult {status}").into()) }
+}
