@@ -30,9 +30,17 @@ fn the_manifests_arguments_are_understood() {
     let ended = output(&watch);
     assert_eq!(ended.status.code(), Some(1), "{}", stderr(&ended));
     assert!(stderr(&ended).contains("\"none\""), "{}", stderr(&ended));
-    // Here is no such device.
-    let serve: Vec<String> =
-        lists[2].iter().map(|word| word.replace("$(POD_IP):7471", "127.0.0.1:0")).collect();
+    // Here is no such device. The key is that of a Secret there.
+    let keys = root.path().join("keys");
+    std::fs::write(&keys, format!("workers {}\n", "5a".repeat(32))).unwrap();
+    std::fs::set_permissions(&keys, std::os::unix::fs::PermissionsExt::from_mode(0o400)).unwrap();
+    let serve: Vec<String> = lists[2]
+        .iter()
+        .map(|word| {
+            word.replace("$(POD_IP):7471", "127.0.0.1:0")
+                .replace("/etc/landfall/keys", keys.to_str().unwrap())
+        })
+        .collect();
     let ended = output(&serve.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(ended.status.code(), Some(1), "{}", stderr(&ended));
     assert!(stderr(&ended).contains("erdma_0"), "{}", stderr(&ended));
