@@ -28,7 +28,11 @@ fn every_test_that_is_named_exists() {
         assert!(source.contains(&format!("fn {function}(")), "{file}.rs has no {function}");
         let by_contract = function.starts_with(['r', 'k', 'b'])
             && function[1..].split('_').next().is_some_and(|n| n.parse::<u8>().is_ok());
-        assert!(by_contract, "{function} is not named after a contract");
+        // What a command of ours is held to has no contract's number, and is named after its case.
+        assert!(
+            by_contract || function.starts_with("case_"),
+            "{function} is not named after a contract or a case"
+        );
     }
 }
 
