@@ -197,7 +197,7 @@ mod tests {
             let (bytes, len) = word.encode();
             assert_eq!(Word::decode(&bytes[..len]), Some(word));
             assert_eq!(Word::decode(&bytes[..len - 1]), None);
-            assert_eq!(Word::decode(&bytes[..len + 1]), None);
+            assert_eq!(Word::decode(&[&bytes[..len], &[0]].concat()), None);
         }
         assert_eq!(Word::decode(&[9]), None);
         let mut reads = Word::Reads { verdict: Verdict::Yes, probe }.encode().0;
