@@ -97,7 +97,11 @@ impl Link {
         say(format_args!("rails {} {}", sum(|rail| rail.failures), sum(|rail| rail.returns)));
         // A channel ends by its last rail, and the first one is whole; nobody is killed or stopped, and deadlines are long.
         if self.life.part().steady && !end.is_graceful() {
-            bad(format_args!("a channel ended though a rail of it was whole (K10): {end}"));
+            let rails: Vec<_> = rails.iter().map(ToString::to_string).collect();
+            bad(format_args!(
+                "a channel ended though a rail of it was whole (K10): {end}; {}",
+                rails.join("; ")
+            ));
         }
         // Whatever ends a queue pair says what it was.
         if end.cause() == Cause::Transport && end.to_string() == end.cause().to_string() {
