@@ -26,6 +26,8 @@ pub(super) struct Entry {
     pub(super) gone: bool,
     /// Some of its payload does not travel: the peer copies it from where it is.
     referred: bool,
+    /// READ: bytes of answers that were checked. Those of them that a GPU copies count as received later.
+    planned: u32,
     /// READ, atomic: bytes that have come back.
     pub(super) received: u32,
     done: bool,
@@ -169,6 +171,7 @@ impl SendQueue {
             sent: 0,
             gone: false,
             referred: false,
+            planned: 0,
             received: 0,
             done: false,
             release,
@@ -379,6 +382,19 @@ impl SendQueue {
     pub(super) fn shuffled_ack(&mut self) -> impl Iterator<Item = u32> + use<> {
         let start = self.rng.below(65) as u32;
         (0..65).map(move |k| (start + k * 37) % 65)
+    }
+
+    /// `len` bytes of an answer to the READ `msn` are about to be taken. False when that is more than were asked for: what is
+    /// taken twice could be written after the READ has completed.
+    #[must_use]
+    pub(super) fn plan_answer(&mut self, msn: u32, len: u32) -> bool {
+        let Some(i) = self.index(msn) else { return false };
+        let e = &mut self.entries[i];
+        if e.done || e.total - e.planned < len {
+            return false;
+        }
+        e.planned += len;
+        true
     }
 
     /// `len` bytes of the answer to the READ or atomic `msn` have come. False when that is more than were asked for.

@@ -1,10 +1,13 @@
 //! Memory of GPUs, by a recorded driver: what arrives, when it is told, in whose context each call is made, and who frees what when.
 
+use std::io::{Read, Write};
 use std::sync::Arc;
 
+use super::hostile::{ends_in_error, frame, raw_peer};
 use super::*;
 use crate::cuda::Cuda;
 use crate::cuda::fake::Fake;
+use crate::provider::soft::frame::{DESC, Desc, HEADER, Opcode, PREAMBLE, Preamble};
 use crate::provider::soft::shm::inspect::{lent_to_us, play_two_processes};
 
 /// Two sides, and a driver with two GPUs.
@@ -317,4 +320,38 @@ fn k8_many_small_pieces_are_one_gathered_copy() {
             assert_eq!(contents(&to, n * 2 * piece, piece as usize), data[at..at + piece as usize], "{n}");
         }
     });
+}
+
+/// An answer that comes twice while the first one is still being copied: the second one would write after the READ has completed.
+#[test]
+fn r1_a_read_whose_answer_comes_twice_takes_it_once() {
+    let (cuda, fake) = Fake::new(1);
+    let mut side = Side::new(SoftTransport::Tcp, Profile::Default);
+    let (qp, mut peer) = raw_peer(&side);
+    let hello = Preamble { target: qp.qp_num(), own: 77, key: qp.address().soft_key };
+    peer.write_all(&hello.encode()).unwrap();
+    let memory = Memory::cuda_of(&cuda, 0, 4096);
+    let to = Region::register(&side.pd, memory.map_for(&side.pd).unwrap(), ALL).unwrap();
+    post(&qp, 1, SendOp::Read { remote_addr: 0, rkey: 1 }, &[sge(&to, 0, 16)]);
+    // It waits in line, so that the READ is not done when the second answer comes.
+    fake.hold(true);
+    let answer = |byte| {
+        let desc = Desc { total: 16, len: 16, ..Desc::new(Opcode::ReadResponse, 0) };
+        frame(&[desc], &[byte; 16], 0)
+    };
+    // Until the READ is asked for: the preamble, and a frame.
+    let mut said = 0;
+    let deadline = Instant::now() + DEADLINE;
+    peer.set_nonblocking(true).unwrap();
+    while said < PREAMBLE + HEADER + DESC {
+        side.poll();
+        said += peer.read(&mut [0; 256]).unwrap_or(0);
+        assert!(Instant::now() < deadline, "the READ is not asked for");
+    }
+    peer.set_nonblocking(false).unwrap();
+    peer.write_all(&[answer(1), answer(2)].concat()).unwrap();
+    ends_in_error(side, &qp, "an answer that comes twice");
+    fake.hold(false);
+    assert_ne!(contents(&to, 0, 16), [2; 16]);
+    assert_eq!(fake.wrong(), Vec::<String>::new());
 }

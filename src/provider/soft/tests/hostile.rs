@@ -55,7 +55,7 @@ pub(super) fn raw_peer(side: &Side) -> (Qp, TcpStream) {
     (qp, stream)
 }
 
-fn frame(descs: &[Desc], payload: &[u8], ack: u32) -> Vec<u8> {
+pub(super) fn frame(descs: &[Desc], payload: &[u8], ack: u32) -> Vec<u8> {
     let header = Header { descs: descs.len() as u16, ack, payload: payload.len() as u32 };
     let mut out = header.encode().to_vec();
     descs.iter().for_each(|d| out.extend_from_slice(&d.encode()));
@@ -63,7 +63,7 @@ fn frame(descs: &[Desc], payload: &[u8], ack: u32) -> Vec<u8> {
     out
 }
 
-fn ends_in_error(mut side: Side, qp: &Qp, what: &str) {
+pub(super) fn ends_in_error(mut side: Side, qp: &Qp, what: &str) {
     let deadline = Instant::now() + DEADLINE;
     while qp.state() != QpState::Err {
         side.poll();
