@@ -5,7 +5,8 @@
 //! whether copies are over, and while some are not, the queue pair has a deadline after which to ask again, soon at first and then
 //! ever later, up to a millisecond.
 //!
-//! Where a queue pair fails or a request is refused, the copies are waited for. They wait for nobody, and end in milliseconds.
+//! Where a queue pair fails, a request is refused, or an atomic comes behind them, the copies are waited for. They wait for nobody, and
+//! end in milliseconds.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
 use super::sq::Cause;
 use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Source};
 use crate::memory::Mapping;
-use crate::provider::WcStatus;
+use crate::provider::{QpState, WcStatus};
 
 /// Flights of a queue pair at a time: enough that one is queued while another is under way.
 const FLIGHTS: usize = 4;
@@ -383,6 +384,19 @@ impl QpInner {
             }
         }
         self.land();
+    }
+
+    /// Waits as `settle` does where there is order: what `desc` does at once comes after all that was received before it, and its
+    /// answer acknowledges that.
+    pub(super) fn settle_before(&mut self, desc: &Desc) -> Result<(), Stop> {
+        if !self.device.caps.ordered || !self.landings.is_busy() {
+            return Ok(());
+        }
+        self.settle();
+        if self.state == QpState::Err || self.refusal.is_some() || !matches!(self.link, Link::Up(_)) {
+            return Err(Stop::NotReady);
+        }
+        if self.landings.is_busy() { Err(Stop::unable(desc)) } else { Ok(()) }
     }
 
     /// All that was received is done with, but for what is still in the staging buffer, and for references that are not copied.

@@ -392,6 +392,7 @@ impl QpInner {
                 if take < desc.len {
                     return Ok(());
                 }
+                self.settle_before(&desc)?;
                 self.execute_atomic(&desc)?;
                 self.rx.start += take as usize;
             } else if take > 0 {

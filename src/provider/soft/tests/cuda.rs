@@ -355,3 +355,26 @@ fn r1_a_read_whose_answer_comes_twice_takes_it_once() {
     assert_ne!(contents(&to, 0, 16), [2; 16]);
     assert_eq!(fake.wrong(), Vec::<String>::new());
 }
+
+/// The answer to an atomic acknowledges the WRITEs before it.
+#[test]
+fn k1_an_atomic_is_not_answered_before_the_copies_in_front_of_it_are_over() {
+    for on in [SoftTransport::Tcp, SoftTransport::Shm] {
+        let mut g = Gpus::over(on, Profile::Default);
+        let (from, to) = (g.region(true, 1 << 20, true), g.region(false, 1 << 20, true));
+        let (old, number) =
+            (g.pair.a.region(8, ALL), g.pair.b.region(8, ALL.union(AccessFlags::REMOTE_ATOMIC)));
+        fill(&from, 0, &pattern(1 << 20, 8));
+        g.fake.hold(true);
+        post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 1 << 20)]);
+        let remote = number.remote();
+        let add = SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add: 3 };
+        post(g.pair.qa(), 2, add, &[sge(&old, 0, 8)]);
+        let (a, _) = g.pair.wait(2, 0);
+        assert_eq!(g.fake.queued(), 0, "{on}: the copy is over");
+        assert_eq!(ids(&a), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+        assert_eq!(contents(&number, 0, 8), 3u64.to_ne_bytes());
+        assert_eq!(contents(&to, 0, 1 << 20), pattern(1 << 20, 8));
+        g.fake.hold(false);
+    }
+}
