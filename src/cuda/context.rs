@@ -133,7 +133,7 @@ pub(crate) struct Gpu {
     context: Opaque,
     primary: bool,
     /// The function of `gather.rs`, once it was needed.
-    pub(super) kernel: OnceLock<Result<Opaque, CudaError>>,
+    pub(super) kernel: OnceLock<Opaque>,
     stream: OnceLock<Result<Opaque, CudaError>>,
 }
 

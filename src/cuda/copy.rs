@@ -103,10 +103,16 @@ impl Copier {
         // From here on a failure drops it, which waits for what was queued.
         let mut flight = Flight { shared: shared.clone(), event, lists: Vec::new(), calls: 0 };
         let plan = if gathers { gather::plan(&self.pieces, &mut self.list) } else { None };
-        let queued = match plan {
-            Some(plan) => {
-                let bytes = size_of_val(&self.list[..]);
-                let (kernel, list) = (gather::kernel(gpu, driver)?, shared.list(driver, bytes)?);
+        let bytes = size_of_val(&self.list[..]);
+        let prepared = plan.and_then(|plan| {
+            let made =
+                gather::kernel(gpu, driver).and_then(|kernel| Ok((kernel, shared.list(driver, bytes)?)));
+            made.inspect_err(|error| tracing::debug!(%error, "pieces are copied one by one"))
+                .ok()
+                .map(|m| (plan, m))
+        });
+        let queued = match prepared {
+            Some((plan, (kernel, list))) => {
                 flight.lists.push(list);
                 let args = GatherArgs {
                     list: list.at,

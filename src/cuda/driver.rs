@@ -50,6 +50,10 @@ pub(super) struct GatherArgs {
     pub(super) total: u32,
 }
 
+/// What the recorded driver refuses with: CUDA_ERROR_OUT_OF_MEMORY.
+#[cfg(test)]
+const OUT_OF_MEMORY: Status = 2;
+
 impl Driver {
     pub(super) fn load() -> Result<Self, CudaError> {
         let api = Api::load().map_err(|reason| CudaError::NoDriver { reason })?;
@@ -193,6 +197,8 @@ impl Driver {
                 // SAFETY: room for one address.
                 self.check("cuMemAlloc", unsafe { (api.alloc)(&mut at, len) }).map(|()| at)
             }
+            #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuMemAlloc") => Err(self.failed("cuMemAlloc", OUT_OF_MEMORY)),
             #[cfg(test)]
             Self::Fake(fake) => Ok(fake.alloc(len)),
         }
@@ -408,6 +414,10 @@ impl Driver {
             // SAFETY: by the caller's promise.
             Self::Real(api) => self.check("cuMemcpyAsync", unsafe { (api.copy)(to, from, len, stream) }),
             #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuMemcpyAsync") => {
+                Err(self.failed("cuMemcpyAsync", OUT_OF_MEMORY))
+            }
+            #[cfg(test)]
             Self::Fake(fake) => {
                 fake.copy(to, from, len, stream);
                 Ok(())
@@ -429,6 +439,10 @@ impl Driver {
                     )?;
                 }
                 Ok(function)
+            }
+            #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuModuleLoadData") => {
+                Err(self.failed("cuModuleLoadData", OUT_OF_MEMORY))
             }
             #[cfg(test)]
             Self::Fake(_) => Ok(1),

@@ -45,6 +45,8 @@ struct State {
     held: bool,
     calls: Vec<&'static str>,
     wrong: Vec<String>,
+    /// Calls that fail, and how often from now on.
+    refused: BTreeMap<&'static str, usize>,
 }
 
 struct Allocation {
@@ -108,6 +110,20 @@ impl Fake {
     /// Calls in a context that is not that of what they name, and calls with none.
     pub(crate) fn wrong(&self) -> Vec<String> {
         lock(&self.state).wrong.clone()
+    }
+
+    /// The next `times` of `call` fail.
+    pub(crate) fn refuse(&self, call: &'static str, times: usize) {
+        lock(&self.state).refused.insert(call, times);
+    }
+
+    pub(super) fn refuses(&self, call: &str) -> bool {
+        let mut state = lock(&self.state);
+        state.refused.get_mut(call).is_some_and(|left| {
+            let refuses = *left > 0;
+            *left = left.saturating_sub(1);
+            refuses
+        })
     }
 
     /// How often `call` was made.

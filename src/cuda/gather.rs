@@ -91,9 +91,14 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// The kernel for `gpu`, whose context is current.
+/// The kernel for `gpu`, whose context is current. One that could not be had is asked for again: the GPU's memory may have been full.
 pub(super) fn kernel(gpu: &Gpu, driver: &Driver) -> Result<Opaque, CudaError> {
-    gpu.kernel.get_or_init(|| driver.function(TEXT, c"landfall_gather")).clone()
+    if let Some(kernel) = gpu.kernel.get() {
+        return Ok(*kernel);
+    }
+    let kernel = driver.function(TEXT, c"landfall_gather")?;
+    // Of two threads that have made one, both use the first.
+    Ok(*gpu.kernel.get_or_init(|| kernel))
 }
 
 /// Where there is a vector `$index`, loads its entry of the list: `p$n` says whether, and `in$n` where it is in its piece.

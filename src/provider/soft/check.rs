@@ -42,7 +42,11 @@ impl QpInner {
                 let entry = self.sq.get(desc.msn).ok_or(Stop::Nonsense)?;
                 let read = entry.op.opcode() == WcOpcode::Read;
                 let ours = read && entry.gone && entry.total == desc.total;
-                if ours && self.sq.plan_answer(desc.msn, desc.len) { Ok(Target::Read) } else { Err(Stop::Nonsense) }
+                if ours && self.sq.plan_answer(desc.msn, desc.len) {
+                    Ok(Target::Read)
+                } else {
+                    Err(Stop::Nonsense)
+                }
             }
             Opcode::CompareSwap | Opcode::FetchAdd => self.check_atomic(desc),
             Opcode::AtomicResponse => {

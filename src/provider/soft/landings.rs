@@ -227,8 +227,13 @@ impl Landings {
         Ok(&mut self.collected[at])
     }
 
-    /// Queues what was collected. When it is over, the peer may have its ring back up to `mark`.
+    /// Queues what was collected. When it is over, the peer may have its ring back up to `mark`. After an error nothing is collected,
+    /// and what waits in line for that is never executed: a later launch must not pass for it.
     fn launch(&mut self, mark: Option<u64>) -> Result<(), CudaError> {
+        self.launch_all(mark).inspect_err(|_| self.collected.clear())
+    }
+
+    fn launch_all(&mut self, mark: Option<u64>) -> Result<(), CudaError> {
         if !self.has_collected() {
             return Ok(());
         }

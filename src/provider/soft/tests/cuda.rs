@@ -294,32 +294,81 @@ fn r7_a_queue_pair_ends_with_copies_under_way_and_none_writes_after_it() {
     });
 }
 
+/// Many small WRITEs from one GPU to the other, every second piece, backwards. How many copies and kernels it took.
+fn write_pieces(g: &mut Gpus, from: &Region<Exposed>, to: &Region<Exposed>, salt: u64) -> (usize, usize) {
+    let (piece, count) = PIECES;
+    let data = pattern((2 * count * piece) as usize, salt);
+    fill(from, 0, &data);
+    let (copies, kernels) = (g.fake.count("cuMemcpyAsync"), g.fake.count("cuLaunchKernel"));
+    let calls = traffic(g.pair.qb()).calls;
+    let mut chain = WrChain::default();
+    for n in 0..count {
+        let at = (count - 1 - n) * 2 * piece;
+        chain.push(n, write_to(to, n * 2 * piece, None), &[sge(from, at, piece)], true, false);
+    }
+    g.pair.qa().post_send(&chain).unwrap();
+    g.pair.wait(count as usize, 0);
+    let (copies, kernels) =
+        (g.fake.count("cuMemcpyAsync") - copies, g.fake.count("cuLaunchKernel") - kernels);
+    assert_eq!(traffic(g.pair.qb()).calls - calls, (copies + kernels) as u64);
+    for n in 0..count {
+        let at = ((count - 1 - n) * 2 * piece) as usize;
+        assert_eq!(contents(to, n * 2 * piece, piece as usize), data[at..at + piece as usize], "{n}");
+    }
+    (copies, kernels)
+}
+
+/// Bytes and number.
+const PIECES: (u64, u64) = (1152, 300);
+
 #[test]
 fn k8_many_small_pieces_are_one_gathered_copy() {
     in_both_ways(|_| {
         let mut g = Gpus::new(Profile::Default);
-        let (piece, count) = (1152, 300u64);
-        let (from, to) = (g.region(true, 2 * count * piece, true), g.region(false, 2 * count * piece, true));
-        let data = pattern((2 * count * piece) as usize, 5);
-        fill(&from, 0, &data);
-        let (copies, kernels) = (g.fake.count("cuMemcpyAsync"), g.fake.count("cuLaunchKernel"));
-        let mut chain = WrChain::default();
-        for n in 0..count {
-            // Every second piece, backwards.
-            let at = (count - 1 - n) * 2 * piece;
-            chain.push(n, write_to(&to, n * 2 * piece, None), &[sge(&from, at, piece)], true, false);
-        }
-        g.pair.qa().post_send(&chain).unwrap();
-        g.pair.wait(count as usize, 0);
-        let (copies, kernels) =
-            (g.fake.count("cuMemcpyAsync") - copies, g.fake.count("cuLaunchKernel") - kernels);
+        let room = 2 * PIECES.0 * PIECES.1;
+        let (from, to) = (g.region(true, room, true), g.region(false, room, true));
+        let (copies, kernels) = write_pieces(&mut g, &from, &to, 5);
         assert!(kernels > 0 && copies + kernels < 40, "{copies} copies and {kernels} kernels");
-        assert_eq!(traffic(g.pair.qb()).calls, (copies + kernels) as u64);
-        for n in 0..count {
-            let at = ((count - 1 - n) * 2 * piece) as usize;
-            assert_eq!(contents(&to, n * 2 * piece, piece as usize), data[at..at + piece as usize], "{n}");
-        }
     });
+}
+
+#[test]
+fn k8_pieces_go_one_by_one_while_the_kernel_or_its_list_cannot_be_had() {
+    in_both_ways(|_| {
+        let mut g = Gpus::new(Profile::Default);
+        let room = 2 * PIECES.0 * PIECES.1;
+        let (from, to) = (g.region(true, room, true), g.region(false, room, true));
+        for call in ["cuModuleLoadData", "cuMemAlloc"] {
+            g.fake.refuse(call, usize::MAX);
+            assert_eq!(write_pieces(&mut g, &from, &to, 5), (PIECES.1 as usize, 0), "{call}");
+            g.fake.refuse(call, 0);
+        }
+        assert!(write_pieces(&mut g, &from, &to, 6).1 > 0, "a failure is not kept");
+    });
+}
+
+/// Two GPUs are to copy, the first one cannot, and a request behind that is refused: neither message has arrived.
+#[test]
+fn k1_no_message_arrives_whose_copy_could_not_be_queued() {
+    let mut g = Gpus::new(Profile::Default);
+    let from = g.region(true, 8192, true);
+    let to = [0, 1].map(|gpu| {
+        let memory = Memory::cuda_of(&g.cuda, gpu, 4096);
+        Region::register(&g.pair.b.pd, memory.map_for(&g.pair.b.pd).unwrap(), ALL).unwrap()
+    });
+    fill(&from, 0, &pattern(8192, 3));
+    recv(g.pair.qb(), 1, None);
+    recv(g.pair.qb(), 2, None);
+    g.fake.refuse("cuMemcpyAsync", 1);
+    let mut chain = WrChain::default();
+    chain.push(3, write_to(&to[0], 0, Some(1)), &[sge(&from, 0, 4096)], true, false);
+    chain.push(4, write_to(&to[1], 0, Some(2)), &[sge(&from, 4096, 4096)], true, false);
+    chain.push(5, SendOp::Write { remote_addr: 0, rkey: 0, imm: None }, &[sge(&from, 0, 1)], true, false);
+    g.pair.qa().post_send(&chain).unwrap();
+    g.pair.until("both sides to end", |p| p.a.seen.len() == 3 && p.b.seen.len() == 2);
+    for cqe in g.pair.a.take().iter().chain(&g.pair.b.take()) {
+        assert_ne!(cqe.status, WcStatus::Success, "{cqe:?}");
+    }
 }
 
 /// An answer that comes twice while the first one is still being copied: the second one would write after the READ has completed.
