@@ -51,8 +51,8 @@ impl Plan {
     }
 }
 
-/// Fills `list` for the kernel. `None` where single copies are to be made instead: of few or large pieces, or where addresses
-/// or lengths are no multiples of a vector.
+/// Fills `list` for the kernel. `None` where single copies are to be made instead: of few or large pieces, where addresses
+/// or lengths are no multiples of a vector, or where targets overlap, of which the last one has to win.
 pub(super) fn plan(pieces: &[Piece], list: &mut Vec<u64>) -> Option<Plan> {
     if pieces.len() < FEW {
         return None;
@@ -68,6 +68,7 @@ pub(super) fn plan(pieces: &[Piece], list: &mut Vec<u64>) -> Option<Plan> {
         || bytes / pieces.len() as u64 >= LARGE
         || bytes / unit > MOST
         || !pieces.iter().all(aligned)
+        || overlap(pieces)
     {
         return None;
     }
@@ -82,6 +83,13 @@ pub(super) fn plan(pieces: &[Piece], list: &mut Vec<u64>) -> Option<Plan> {
     // Half of what the kernel's counters hold, so that they never wrap around.
     let total = u32::try_from(bytes / VECTOR).ok().filter(|&total| total < 1 << 31)?;
     Some(Plan { to, from, per_piece: (unit / VECTOR) as u32, total })
+}
+
+/// Whether some byte is written twice: the kernel has no order.
+fn overlap(pieces: &[Piece]) -> bool {
+    let mut targets: Vec<(u64, u64)> = pieces.iter().map(|p| (p.to, p.to.saturating_add(p.len))).collect();
+    targets.sort_unstable();
+    targets.windows(2).any(|pair| pair[0].1 > pair[1].0)
 }
 
 fn gcd(mut a: u64, mut b: u64) -> u64 {
@@ -264,6 +272,8 @@ mod tests {
             ("large", of(8, 2 << 20, 0)),
             ("tiny", of(8, 64, 0)),
             ("unaligned", of(8, 1152, 8)),
+            ("the same target twice", [of(7, 1152, 0), of(1, 1152, 0)].concat()),
+            ("overlapping", [of(7, 1152, 0), of(2, 1152, 64)].concat()),
             ("far", [of(7, 1152, 0), of(1, 1152, 1 << 40)].concat()),
         ] {
             assert_eq!(plan(&pieces, &mut list), None, "{why}");
