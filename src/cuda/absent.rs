@@ -113,6 +113,10 @@ impl Source {
     pub(crate) fn is_same(&self, _other: &Self) -> bool {
         match *self {}
     }
+
+    pub(crate) fn is_of(&self, _gpu: &Arc<Gpu>) -> bool {
+        match *self {}
+    }
 }
 
 impl PeerMemory {

@@ -437,13 +437,19 @@ impl State {
                 Work::Put { to, bytes } => unsafe {
                     std::ptr::copy_nonoverlapping(bytes.as_ptr(), ptr(to), bytes.len());
                 },
-                Work::Gather(args) => self.gather(args),
+                Work::Gather(args) => self.gather(args, stream),
             }
         }
     }
 
-    /// What the kernel does, by its definition.
-    fn gather(&self, args: GatherArgs) {
+    /// What the kernel does, by its definition. It reaches memory of its context, and what is open.
+    fn gather(&mut self, args: GatherArgs, stream: Opaque) {
+        let context = self.streams.get(&stream).map(|s| s.context);
+        let reached = |at| {
+            let found = self.find(at);
+            found.is_some_and(|(base, a)| Some(a.context) == context || self.open.contains_key(&base))
+        };
+        let mut wrong = None;
         for vector in 0..args.total {
             let (piece, inside) = (vector / args.per_piece, u64::from(vector % args.per_piece));
             let at = args.list + u64::from(piece) * 8;
@@ -452,8 +458,12 @@ impl State {
                 let entry = ptr(at).cast::<u64>().read_unaligned();
                 let to = args.to + ((entry & 0xffff_ffff) + inside) * 16;
                 let from = args.from + ((entry >> 32) + inside) * 16;
+                wrong = [to, from].into_iter().find(|&at| !reached(at)).or(wrong);
                 std::ptr::copy(ptr(from), ptr(to), 16);
             }
+        }
+        if let Some(at) = wrong {
+            self.wrong.push(format!("a kernel in context {context:x?} for {at:#x}, which it does not reach"));
         }
     }
 }

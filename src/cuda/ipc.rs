@@ -70,17 +70,26 @@ pub(crate) struct PeerMemory {
 /// What keeps a source there until a copy is over.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    Opened { _opened: Arc<Opened> },
-    Own { _memory: Arc<DeviceMemory> },
+    Opened(Arc<Opened>),
+    Own(Arc<DeviceMemory>),
 }
 
 impl Source {
     /// Whether both keep the same memory.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Opened { _opened: a }, Self::Opened { _opened: b }) => Arc::ptr_eq(a, b),
-            (Self::Own { _memory: a }, Self::Own { _memory: b }) => Arc::ptr_eq(a, b),
+            (Self::Opened(a), Self::Opened(b)) => Arc::ptr_eq(a, b),
+            (Self::Own(a), Self::Own(b)) => Arc::ptr_eq(a, b),
             _ => false,
+        }
+    }
+
+    /// Whether a kernel in the context of `gpu`, for which it was asked, may read it: opened there, which asks for access between
+    /// GPUs where that is needed, or allocated there.
+    pub(crate) fn is_of(&self, gpu: &Arc<Gpu>) -> bool {
+        match self {
+            Self::Opened(opened) => Arc::ptr_eq(&opened.gpu, gpu),
+            Self::Own(memory) => Arc::ptr_eq(memory.gpu(), gpu),
         }
     }
 }
@@ -116,7 +125,7 @@ impl PeerMemory {
             // Found by its name in our own table: what the peer says of addresses counts for nothing.
             let at = self.told.base.checked_add(offset);
             let found = at.and_then(|at| Some((at, gpu.cuda().find(self.told.name, at, len)?)));
-            return Ok(found.map(|(at, memory)| (at, Source::Own { _memory: memory })));
+            return Ok(found.map(|(at, memory)| (at, Source::Own(memory))));
         }
         let opened = match self.opened.iter().find(|opened| Arc::ptr_eq(&opened.gpu, gpu)) {
             Some(opened) => opened.clone(),
@@ -129,6 +138,6 @@ impl PeerMemory {
         if !inside(opened.len) {
             return Ok(None);
         }
-        Ok(Some((opened.at + offset, Source::Opened { _opened: opened })))
+        Ok(Some((opened.at + offset, Source::Opened(opened))))
     }
 }

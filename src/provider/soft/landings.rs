@@ -58,7 +58,7 @@ pub(super) enum Hold {
 #[derive(Debug)]
 struct Collected {
     copier: Copier,
-    /// All of it is memory of GPUs.
+    /// All of it is memory of GPUs that a kernel of this one reads.
     gathers: bool,
     bytes: u64,
     holds: Vec<Hold>,
@@ -186,7 +186,9 @@ impl Landings {
             // Host memory to host memory is not for a GPU.
             (Way::Host { .. } | Way::Bytes(_), None) => return Err(NoCopy::Unable),
         };
-        let between_devices = target.is_some() && matches!(hold, Hold::Memory(_));
+        // A copy finds its way between two GPUs, a kernel reads only what is of its context.
+        let reads = |source: &Source| source.is_of(&gpu);
+        let between_devices = target.is_some() && matches!(&hold, Hold::Memory(source) if reads(source));
         let collected = self.of(&gpu).map_err(unable_to_copy)?;
         collected.gathers &= between_devices;
         collected.bytes += len;

@@ -32,10 +32,12 @@ impl Gpus {
     /// Memory of a side, of a GPU of the same number or of the host.
     fn region(&self, a: bool, len: u64, on_gpu: bool) -> Region<Exposed> {
         let side = if a { &self.pair.a } else { &self.pair.b };
-        if !on_gpu {
-            return side.region(len, ALL);
-        }
-        let memory = Memory::cuda_of(&self.cuda, u32::from(!a), len);
+        if on_gpu { self.on(side, u32::from(!a), len) } else { side.region(len, ALL) }
+    }
+
+    /// Memory of `gpu` for `side`.
+    fn on(&self, side: &Side, gpu: u32, len: u64) -> Region<Exposed> {
+        let memory = Memory::cuda_of(&self.cuda, gpu, len);
         Region::register(&side.pd, memory.map_for(&side.pd).unwrap(), ALL).unwrap()
     }
 
@@ -321,23 +323,35 @@ fn write_pieces(g: &mut Gpus, from: &Region<Exposed>, to: &Region<Exposed>, salt
 /// Bytes and number.
 const PIECES: (u64, u64) = (1152, 300);
 
+/// Of two processes, one on each GPU; within one process, both on one.
+fn pieces_of(g: &Gpus, here: bool) -> (Region<Exposed>, Region<Exposed>) {
+    let room = 2 * PIECES.0 * PIECES.1;
+    (g.on(&g.pair.a, 0, room), g.on(&g.pair.b, u32::from(!here), room))
+}
+
 #[test]
 fn k8_many_small_pieces_are_one_gathered_copy() {
-    in_both_ways(|_| {
+    in_both_ways(|here| {
         let mut g = Gpus::new(Profile::Default);
-        let room = 2 * PIECES.0 * PIECES.1;
-        let (from, to) = (g.region(true, room, true), g.region(false, room, true));
+        let (from, to) = pieces_of(&g, here);
         let (copies, kernels) = write_pieces(&mut g, &from, &to, 5);
         assert!(kernels > 0 && copies + kernels < 40, "{copies} copies and {kernels} kernels");
     });
 }
 
+/// Within a process nobody has asked for access between the two.
+#[test]
+fn r9_no_kernel_reads_memory_of_another_gpu_that_was_not_opened_for_it() {
+    let mut g = Gpus::new(Profile::Default);
+    let (from, to) = pieces_of(&g, false);
+    assert_eq!(write_pieces(&mut g, &from, &to, 5), (PIECES.1 as usize, 0));
+}
+
 #[test]
 fn k8_pieces_go_one_by_one_while_the_kernel_or_its_list_cannot_be_had() {
-    in_both_ways(|_| {
+    in_both_ways(|here| {
         let mut g = Gpus::new(Profile::Default);
-        let room = 2 * PIECES.0 * PIECES.1;
-        let (from, to) = (g.region(true, room, true), g.region(false, room, true));
+        let (from, to) = pieces_of(&g, here);
         for call in ["cuModuleLoadData", "cuMemAlloc"] {
             g.fake.refuse(call, usize::MAX);
             assert_eq!(write_pieces(&mut g, &from, &to, 5), (PIECES.1 as usize, 0), "{call}");
@@ -352,10 +366,7 @@ fn k8_pieces_go_one_by_one_while_the_kernel_or_its_list_cannot_be_had() {
 fn k1_no_message_arrives_whose_copy_could_not_be_queued() {
     let mut g = Gpus::new(Profile::Default);
     let from = g.region(true, 8192, true);
-    let to = [0, 1].map(|gpu| {
-        let memory = Memory::cuda_of(&g.cuda, gpu, 4096);
-        Region::register(&g.pair.b.pd, memory.map_for(&g.pair.b.pd).unwrap(), ALL).unwrap()
-    });
+    let to = [0, 1].map(|gpu| g.on(&g.pair.b, gpu, 4096));
     fill(&from, 0, &pattern(8192, 3));
     recv(g.pair.qb(), 1, None);
     recv(g.pair.qb(), 2, None);
@@ -408,14 +419,16 @@ fn r1_a_read_whose_answer_comes_twice_takes_it_once() {
 /// The answer to an atomic acknowledges the WRITEs before it.
 #[test]
 fn k1_an_atomic_is_not_answered_before_the_copies_in_front_of_it_are_over() {
+    // In few copies: nobody looks for the end of the first ones while all of them are held.
+    const LEN: u64 = 4096;
     for on in [SoftTransport::Tcp, SoftTransport::Shm] {
         let mut g = Gpus::over(on, Profile::Default);
-        let (from, to) = (g.region(true, 1 << 20, true), g.region(false, 1 << 20, true));
+        let (from, to) = (g.region(true, LEN, true), g.region(false, LEN, true));
         let (old, number) =
             (g.pair.a.region(8, ALL), g.pair.b.region(8, ALL.union(AccessFlags::REMOTE_ATOMIC)));
-        fill(&from, 0, &pattern(1 << 20, 8));
+        fill(&from, 0, &pattern(LEN as usize, 8));
         g.fake.hold(true);
-        post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 1 << 20)]);
+        post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, LEN)]);
         let remote = number.remote();
         let add = SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add: 3 };
         post(g.pair.qa(), 2, add, &[sge(&old, 0, 8)]);
@@ -423,7 +436,7 @@ fn k1_an_atomic_is_not_answered_before_the_copies_in_front_of_it_are_over() {
         assert_eq!(g.fake.queued(), 0, "{on}: the copy is over");
         assert_eq!(ids(&a), [(1, WcStatus::Success), (2, WcStatus::Success)]);
         assert_eq!(contents(&number, 0, 8), 3u64.to_ne_bytes());
-        assert_eq!(contents(&to, 0, 1 << 20), pattern(1 << 20, 8));
+        assert_eq!(contents(&to, 0, LEN as usize), pattern(LEN as usize, 8));
         g.fake.hold(false);
     }
 }
