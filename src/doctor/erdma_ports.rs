@@ -59,7 +59,7 @@ pub(super) fn check(host: &Host<'_>) -> Option<Check> {
         Check::warning(
             NAME,
             "connections of other programs may be given the ports that the driver needs in compat mode",
-            format!("`sysctl -w {RESERVED_NAME}={}-{}`", PORTS.start(), PORTS.end()),
+            format!("`sysctl -w {RESERVED_NAME}={}`", with_ours(&root.text(RESERVED).unwrap_or_default())),
         )
     } else {
         let held = if listening.is_empty() {
@@ -111,6 +111,13 @@ fn owners(root: &Root, sockets: &BTreeMap<u64, u16>) -> BTreeMap<u64, Owner> {
     owners
 }
 
+/// What is reserved, and the driver's ports: the setting is replaced as a whole.
+fn with_ours(reserved: &str) -> String {
+    let parts = reserved.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let ours = format!("{}-{}", PORTS.start(), PORTS.end());
+    parts.chain([ours.as_str()]).collect::<Vec<_>>().join(",")
+}
+
 /// The range of ports that connections are given, where it takes in the driver's and these are not reserved.
 fn overlap(root: &Root) -> Option<String> {
     let range = root.text(RANGE)?;
@@ -130,6 +137,12 @@ fn overlap(root: &Root) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_reserved_already_stays_so() {
+        assert_eq!(with_ours(""), "30608-30623");
+        assert_eq!(with_ours("8080,9000-9100\n"), "8080,9000-9100,30608-30623");
+    }
 
     #[test]
     fn listening_sockets_are_read_as_the_kernel_prints_them() {

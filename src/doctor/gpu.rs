@@ -1,4 +1,4 @@
-//! GPUDirect: whether a device can read and write the memory of an NVIDIA GPU by itself.
+//! GPUDirect: whether the host is ready for a device to read and write the memory of an NVIDIA GPU by itself.
 //!
 //! Two ways (NVIDIA, "GPUDirect RDMA", and the GPU Operator's guide): the module `nvidia_peermem` (`nv_peer_mem`
 //! once), which needs the peer-memory interface of an ib_core with it; or dmabuf, from Linux 5.12 on with NVIDIA's
@@ -15,6 +15,9 @@ const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 /// Drivers that have `reg_user_mr_dmabuf`: drivers/infiniband/hw/{mlx5/main.c, efa/efa_main.c, irdma/verbs.c,
 /// bnxt_re/main.c}.
 const TAKE_DMABUF: [&str; 6] = ["mlx5_core", "efa", "ice", "i40e", "idpf", "bnxt_en"];
+
+/// `provider/verbs/mr.rs` refuses memory of a GPU.
+const NOT_YET: &str = "this version of landfall does not use it yet, and takes GPU memory over soft devices alone";
 
 /// `None` without a GPU, unless one is wanted.
 pub(super) fn check(host: &Host<'_>) -> Option<Check> {
@@ -39,12 +42,16 @@ pub(super) fn check(host: &Host<'_>) -> Option<Check> {
             "NVIDIA's driver is not loaded: there is no GPU",
             "install and load NVIDIA's driver",
         ),
-        (Some(_), Some(module)) => {
-            Check::ok(NAME, format!("GPUDirect goes by peer memory: {module} is loaded"))
-        }
+        (Some(_), Some(module)) => Check::ok(
+            NAME,
+            format!("the host is ready for GPUDirect by peer memory: {module} is loaded; {NOT_YET}"),
+        ),
         (Some(_), None) if open && kernel && takes => Check::ok(
             NAME,
-            "GPUDirect goes by dmabuf: the kernel, NVIDIA's open modules and a device's driver have it",
+            format!(
+                "the host is ready for GPUDirect by dmabuf: the kernel, NVIDIA's open modules and a device's driver \
+                have it; {NOT_YET}"
+            ),
         ),
         (Some(_), None) => {
             let missing = [
@@ -57,8 +64,8 @@ pub(super) fn check(host: &Host<'_>) -> Option<Check> {
                 host.asked.gpu,
                 NAME,
                 format!(
-                    "no GPUDirect, GPU memory is staged in host memory: nvidia_peermem is not loaded, and \
-                    dmabuf cannot be had ({})",
+                    "the host is not ready for GPUDirect: nvidia_peermem is not loaded, and dmabuf cannot be had ({}); \
+                    {NOT_YET}",
                     missing.join(", ")
                 ),
                 "`modprobe nvidia_peermem` (on eRDMA and others it needs an ib_core with peer memory, as OFED's \

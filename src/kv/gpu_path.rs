@@ -20,7 +20,7 @@ pub enum GpuPath {
     /// Through host memory, over TCP: copied there by the sender and from there by the receiver. It takes a soft device with
     /// [`SoftTransport::Tcp`] and nothing else.
     Staged,
-    /// GPUDirect: the network device reads and writes the memory itself.
+    /// GPUDirect: the network device reads and writes the memory itself. No device does yet in this version, so that it is refused.
     GpuDirect,
 }
 
@@ -62,10 +62,9 @@ impl GpuPath {
                 "staging through host memory and nothing else, which KvConfig::gpu_path asks for,",
                 "open a soft device with SoftTransport::Tcp",
             ),
-            Self::GpuDirect if device.is_rdma() => Ok(()),
             Self::GpuDirect => no(
                 "GPUDirect, which KvConfig::gpu_path asks for,",
-                "open an RDMA device, or use ipc on one host",
+                "use ipc on one host, or staged over TCP: this version has GPUDirect on no device yet",
             ),
         }
     }

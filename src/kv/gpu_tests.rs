@@ -145,7 +145,7 @@ async fn k9_a_gpu_path_that_is_not_possible_is_refused_before_anything_is_connec
     let gpu = || Memory::cuda_of(&cuda, 0, bytes);
     for (transport, path, words) in [
         (SoftTransport::Auto, GpuPath::Ipc, "SoftTransport::Shm"),
-        (SoftTransport::Shm, GpuPath::GpuDirect, "open an RDMA device"),
+        (SoftTransport::Shm, GpuPath::GpuDirect, "use ipc on one host"),
         (SoftTransport::Shm, GpuPath::Staged, "SoftTransport::Tcp"),
     ] {
         let pool = pool(transport, gpu()).await.unwrap();

@@ -296,7 +296,7 @@ async fn what_is_not_possible_is_refused_by_name(cuda: &Cuda) -> Result<String, 
         (SoftTransport::Auto, GpuPath::Ipc, "SoftTransport::Shm"),
         (SoftTransport::Tcp, GpuPath::Ipc, "SoftTransport::Shm"),
         (SoftTransport::Shm, GpuPath::Staged, "SoftTransport::Tcp"),
-        (SoftTransport::Shm, GpuPath::GpuDirect, "open an RDMA device"),
+        (SoftTransport::Shm, GpuPath::GpuDirect, "use ipc on one host"),
     ] {
         let device = Device::soft(SoftConfig::new().transport(transport))?;
         let pool = KvPool::with_memory(
