@@ -17,7 +17,8 @@ const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 const TAKE_DMABUF: [&str; 6] = ["mlx5_core", "efa", "ice", "i40e", "idpf", "bnxt_en"];
 
 /// `provider/verbs/mr.rs` refuses memory of a GPU.
-const NOT_YET: &str = "this version of landfall does not use it yet, and takes GPU memory over soft devices alone";
+const NOT_YET: &str =
+    "this version of landfall does not use it yet, and takes GPU memory over soft devices alone";
 
 /// `None` without a GPU, unless one is wanted.
 pub(super) fn check(host: &Host<'_>) -> Option<Check> {

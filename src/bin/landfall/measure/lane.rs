@@ -22,7 +22,7 @@ const DATA: u8 = b'D';
 const ANSWER: u8 = b'A';
 /// Grants that a message carries, at most; and messages that are answered by one.
 const BATCH: usize = 64;
-/// Grants that came and were not used. A peer that sends more has to wait.
+/// Grants, and answers, that came and were not used. A peer that sends more has to wait.
 const ROOM: usize = 1024;
 
 /// What this end does beside starting transfers is done by tasks, which end with it.
@@ -54,7 +54,7 @@ impl Lane {
         }
         let (to_grants, got_grants) = mpsc::channel(ROOM);
         // A count for each message of the peer, of which as many are under way as this end sends.
-        let (to_answered, answered) = mpsc::unbounded_channel();
+        let (to_answered, answered) = mpsc::channel(ROOM);
         let mut tasks = JoinSet::new();
         tasks.spawn(hear(channel.clone(), to_grants, to_answered));
         if grants {
@@ -93,7 +93,7 @@ pub(crate) fn payload(bytes: usize) -> Vec<u8> {
 }
 
 /// Until the channel ends, or the peer says what is not understood: then whoever waits for grants or answers learns that none come.
-async fn hear(channel: KvChannel, grants: mpsc::Sender<Grant>, answered: mpsc::UnboundedSender<u64>) {
+async fn hear(channel: KvChannel, grants: mpsc::Sender<Grant>, answered: mpsc::Sender<u64>) {
     while let Ok(message) = channel.recv_message().await {
         let mut data = 0u64;
         let mut next = Some(message);
@@ -102,7 +102,8 @@ async fn hear(channel: KvChannel, grants: mpsc::Sender<Grant>, answered: mpsc::U
                 Some((&DATA, _)) => data += 1,
                 Some((&ANSWER, count)) => {
                     let Ok(count) = count.try_into().map(u64::from_le_bytes) else { return };
-                    let _ = answered.send(count);
+                    // Nobody may want to know any more.
+                    let _ = answered.send(count).await;
                 }
                 Some((&GRANTS, list)) => {
                     let Some(list) = unpack(list) else { return };

@@ -163,7 +163,7 @@ pub(crate) struct Starter {
     pub(crate) qps: usize,
     pub(crate) slots: VecDeque<Slot>,
     pub(crate) grants: mpsc::Receiver<Grant>,
-    pub(crate) answered: mpsc::UnboundedReceiver<u64>,
+    pub(crate) answered: mpsc::Receiver<u64>,
 }
 
 impl Starter {

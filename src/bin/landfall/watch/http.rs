@@ -24,7 +24,7 @@ const MAX_REST: u64 = 64 << 10;
 const FRESH: Duration = Duration::from_millis(250);
 
 /// What was read last, and when.
-type Cache = Mutex<Option<(Instant, Arc<str>)>>;
+type Cache = Arc<Mutex<Option<(Instant, Arc<str>)>>>;
 
 pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output) -> Result<(), Error> {
     let listener =
@@ -35,8 +35,7 @@ pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output
     } else {
         output.print(&format!("{url}\n"))?;
     }
-    let (places, cache, watched) =
-        (Arc::new(Semaphore::new(CLIENTS)), Arc::new(Cache::default()), Arc::new(watched));
+    let (places, cache, watched) = (Arc::new(Semaphore::new(CLIENTS)), Cache::default(), Arc::new(watched));
     loop {
         let place = places.clone().acquire_owned().await?;
         let stream = match listener.accept().await {
@@ -60,7 +59,7 @@ pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output
 async fn answer(mut stream: TcpStream, cache: &Cache, watched: Arc<Watched>) -> std::io::Result<()> {
     let response = match request(&mut stream).await? {
         Request::Get { path, body } => match path.as_str() {
-            "/metrics" => Response::ok(metrics(cache, watched).await, body),
+            "/metrics" => Response::ok(metrics(cache, move || scrape(&watched)).await, body),
             "/" => Response::ok("landfall watch: the counters are at /metrics\n".into(), body),
             _ => Response::refused("404 Not Found", "there is nothing but /metrics here\n"),
         },
@@ -116,16 +115,19 @@ fn parse(head: &[u8]) -> Request {
     }
 }
 
-/// One reading for all who ask at about the same time.
-async fn metrics(cache: &Cache, watched: Arc<Watched>) -> Arc<str> {
-    let mut cached = cache.lock().await;
+/// One reading for all who ask at about the same time. It goes on when whoever has asked for it has left, and nobody begins another one
+/// before it has ended: a device may be slow to answer.
+async fn metrics(cache: &Cache, read: impl FnOnce() -> String + Send + 'static) -> Arc<str> {
+    let mut cached = cache.clone().lock_owned().await;
     if let Some((_, text)) = cached.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
         return text.clone();
     }
-    let text: Arc<str> =
-        tokio::task::spawn_blocking(move || scrape(&watched)).await.unwrap_or_default().into();
-    *cached = Some((Instant::now(), text.clone()));
-    text
+    let reading = tokio::task::spawn_blocking(move || {
+        let text: Arc<str> = read().into();
+        *cached = Some((Instant::now(), text.clone()));
+        text
+    });
+    reading.await.unwrap_or_default()
 }
 
 fn scrape(watched: &Watched) -> String {
@@ -172,5 +174,31 @@ impl Response {
              {allow}Connection: close\r\n\r\n{}",
             body.as_deref().unwrap_or_default()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_reading_is_not_begun_again_when_who_asked_has_left() {
+        let cache = Cache::default();
+        let (to_end, ends) = std::sync::mpsc::channel::<()>();
+        let (to_begun, begun) = tokio::sync::oneshot::channel();
+        let slow = move || {
+            let _ = to_begun.send(());
+            let _ = ends.recv();
+            "slow".to_owned()
+        };
+        let asked = cache.clone();
+        let first = tokio::spawn(async move { metrics(&asked, slow).await });
+        begun.await.unwrap();
+        first.abort();
+        assert!(first.await.unwrap_err().is_cancelled());
+        assert!(cache.try_lock().is_err(), "it goes on, and nobody begins another one");
+        to_end.send(()).unwrap();
+        let cached = tokio::time::timeout(Duration::from_secs(60), cache.lock()).await.unwrap();
+        assert_eq!(cached.as_ref().map(|(_, text)| &**text), Some("slow"), "whoever asks next has it");
     }
 }

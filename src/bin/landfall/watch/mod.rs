@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<Outcome, Error> {
         );
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         // The first process of a container does not end by signals that it does not handle.
         let (mut interrupted, mut terminated) =
             (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
@@ -91,8 +91,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<Outcome, Error> {
             _ = interrupted.recv() => Ok(()),
             _ = terminated.recv() => Ok(()),
         }
-    })?;
-    Ok(Outcome::Well)
+    });
+    // A reading that is under way is not waited for: a device may be slow to answer.
+    runtime.shutdown_background();
+    ended.map(|()| Outcome::Well)
 }
 
 async fn watch(args: &Args, watched: Watched, output: &Output) -> Result<(), Error> {
