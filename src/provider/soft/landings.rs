@@ -1,7 +1,7 @@
 //! Payload that a GPU copies: collected while frames are read, queued together, and executed when the copies are over.
 //!
 //! What has arrived is executed in its order (RC), so that everything behind such payload waits in line with it. The peer is told that
-//! its memory is free, and of what has landed, after that. Nothing waits for the GPU in between: a turn of the queue pair asks
+//! its memory is free, and of what has landed, after that. Between GPUs nothing waits for the GPU: a turn of the queue pair asks
 //! whether copies are over, and while some are not, the queue pair has a deadline after which to ask again, soon at first and then
 //! ever later, up to a millisecond.
 //!

@@ -1,14 +1,15 @@
 //! The receiver's side: frames out of the ring, and payload from where it is to where it belongs.
 //!
-//! A copy is made in pieces of the size of a segment at most, so that a turn of progress ends in time (R9). After each piece the
-//! peer is looked at: when it has ended by then, the bytes may be of another use of its memory, and nothing of them is executed.
+//! A copy is made in pieces of the size of a segment at most, so that a turn of progress ends in time (R9); but for those between
+//! GPUs, which are only queued. After each piece the peer is looked at: when it has ended by then, the bytes may be of another use
+//! of its memory, and nothing of them is executed.
 
 use std::io;
 
 use super::super::frame::{Desc, Opcode};
 use super::super::link::{Link, Stream};
 use super::super::qp::QpInner;
-use super::super::rx::{Stop, memory_of};
+use super::super::rx::{Stop, Target, memory_of};
 use super::super::tuning::{FAR_BYTES, SEGMENT_BYTES};
 use super::copy::CopyHint;
 use super::link::{NoCopy, ShmLink};
@@ -51,9 +52,19 @@ impl QpInner {
         }
         let mut copied = link.find(&reference);
         let far = link.is_of_device(&reference);
-        let most = if far { limit } else { limit.min(SEGMENT_BYTES) };
-        let take = (reference.len - skip).min(u32::try_from(most).unwrap_or(u32::MAX));
         let guard = self.device.mrs.read();
+        // From a GPU to ordinary host memory the driver copies in this thread.
+        let beside = far
+            && match rx.targets[rx.at] {
+                Target::Memory { key, .. } => guard.is_device(key),
+                Target::Read => self
+                    .sq
+                    .get(desc.msn)
+                    .is_some_and(|entry| self.sq.keys(entry).all(|key| guard.is_device(key))),
+                Target::Nothing | Target::Operands => true,
+            };
+        let most = if beside { limit } else { limit.min(SEGMENT_BYTES) };
+        let take = (reference.len - skip).min(u32::try_from(most).unwrap_or(u32::MAX));
         // Of a READ, the one who asked knows how much comes together.
         let together = match desc.opcode {
             Opcode::ReadResponse => self.sq.burst(),
@@ -102,7 +113,7 @@ impl QpInner {
         }
         self.launch_if_much();
         // It costs little to note a copy for a GPU, and much is queued together. Faults count bytes.
-        Ok(if self.faults.is_some() { take as usize } else { (take as usize).min(FAR_BYTES) })
+        Ok(if beside && self.faults.is_none() { (take as usize).min(FAR_BYTES) } else { take as usize })
     }
 
     /// The peer has ended, and with that its payload is gone that was not copied: the connection is about to end, too. What the

@@ -440,3 +440,27 @@ fn k1_an_atomic_is_not_answered_before_the_copies_in_front_of_it_are_over() {
         g.fake.hold(false);
     }
 }
+
+/// The driver copies to ordinary host memory in the thread that asks for it.
+#[test]
+fn r9_a_large_copy_from_a_gpu_to_host_memory_takes_several_turns() {
+    const LEN: u64 = 4 << 20;
+    in_both_ways(|_| {
+        let mut g = Gpus::new(Profile::Default);
+        let (from, to) = (g.region(true, LEN, true), g.region(false, LEN, false));
+        let here = g.region(true, LEN, false);
+        let theirs = g.region(false, LEN, true);
+        for (what, op, at, source, target) in [
+            ("WRITE", write_to(&to, 0, None), &from, &from, &to),
+            ("READ", read_from(&theirs, 0), &here, &theirs, &here),
+        ] {
+            fill(source, 0, &pattern(LEN as usize, 9));
+            let before = g.fake.count("cuMemcpyAsync");
+            post(g.pair.qa(), 1, op, &[sge(at, 0, LEN)]);
+            g.pair.wait(1, 0);
+            let copies = g.fake.count("cuMemcpyAsync") - before;
+            assert!(copies > 4, "{what}: {copies} copies of a MiB and more");
+            assert_eq!(contents(target, 0, LEN as usize), pattern(LEN as usize, 9), "{what}");
+        }
+    });
+}
