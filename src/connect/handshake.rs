@@ -42,17 +42,18 @@ pub(crate) struct Expect {
 }
 
 impl Expect {
-    fn check(&self, got: &Hello) -> Result<(), ConnectError> {
-        let wrong_epoch = self.epoch.is_some_and(|e| e != got.epoch);
-        let wrong_name = self.name.as_ref().is_some_and(|n| *n != got.name);
+    /// Whether it is the endpoint of this name and epoch.
+    pub(crate) fn check(&self, got: &str, got_epoch: u64) -> Result<(), ConnectError> {
+        let wrong_epoch = self.epoch.is_some_and(|e| e != got_epoch);
+        let wrong_name = self.name.as_ref().is_some_and(|n| *n != got);
         if !wrong_epoch && !wrong_name {
             return Ok(());
         }
-        let name = self.name.as_ref().unwrap_or(&got.name);
-        let epoch = self.epoch.unwrap_or(got.epoch);
+        let name = self.name.as_deref().unwrap_or(got);
+        let epoch = self.epoch.unwrap_or(got_epoch);
         Err(ConnectError::IdentityMismatch {
             expected: format!("{name:?} of epoch {epoch:#018x}"),
-            got: format!("{:?} of epoch {:#018x}", got.name, got.epoch),
+            got: format!("{got:?} of epoch {got_epoch:#018x}"),
         })
     }
 }
@@ -82,7 +83,7 @@ pub(crate) async fn client<S: AsyncRead + AsyncWrite + Unpin>(
     let stage = Stage::HelloReply;
     let frame = framed.receive(Kind::HelloReply, stage, deadline).await?;
     let reply = Hello::decode(frame.epoch, &frame.body).map_err(|e| ConnectError::malformed(stage, e))?;
-    expect.check(&reply)?;
+    expect.check(&reply.name, reply.epoch)?;
     if reply.connection_id != hello.connection_id {
         return Err(ConnectError::malformed(stage, "the reply is to another connection"));
     }

@@ -102,8 +102,10 @@ struct Failure {
 }
 
 impl Inband {
-    /// A queue pair with a queue and memory of its own and every receive posted, which is not connected.
+    /// A queue pair with a queue, memory and a protection domain of its own on the device of `pd`, with every receive posted, which
+    /// is not connected. Whoever will be at the other end has shown nothing yet: the keys of `pd` open nothing to it.
     pub(crate) async fn open(pd: &ProtectionDomain) -> Result<Self, ConnectError> {
+        let pd = &pd.device().alloc_pd().map_err(ConnectError::resources)?;
         let half = u64::from(WINDOW) * MESSAGE as u64;
         let mut memory = pd
             .register_local(Memory::anonymous(2 * half))

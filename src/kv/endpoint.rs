@@ -197,7 +197,10 @@ impl KvEndpoint {
                 let peers = &self.shared.peers;
                 let found = deadline
                     .run(Stage::HelloReply, async { Ok(peers.until(|| peers.channel(winner)).await) });
-                Ok(KvChannel { inner: found.await? })
+                let inner = found.await?;
+                // Who names a channel is not whom it is with.
+                expect.check(&inner.peer_name, inner.peer_epoch)?;
+                Ok(KvChannel { inner })
             }
             other => other,
         }

@@ -45,17 +45,19 @@ struct Claimed {
 }
 
 impl Claimed {
-    /// Claims the pair for `connection`, or names the one that is kept. Waits for one that is coming to its end.
+    /// Claims the pair with `peer`, which has shown to be `who`, for `connection`, or says why it is refused. Waits for a connection
+    /// that is coming to its end.
     async fn take(
         shared: &Arc<Shared>,
-        peer: &Hello,
+        (peer, who): (&Hello, &PeerAuth),
         connection: u64,
         dead: &[u64],
         deadline: Deadline,
-    ) -> Result<Result<Self, u64>, ConnectError> {
-        let answer = shared.peers.until(|| match shared.peers.claim(peer.epoch, connection, dead) {
+    ) -> Result<Result<Self, Reject>, ConnectError> {
+        let answer = shared.peers.until(|| match shared.peers.claim(peer.epoch, who, connection, dead) {
             Answer::Wait => None,
-            Answer::Taken(winner) => Some(Err(winner)),
+            Answer::Taken(winner) => Some(Err(Reject::Duplicate { winner })),
+            Answer::Other => Some(Err(Reject::NotAdmitted { peer: who.to_string() })),
             Answer::Yes(()) => Some(Ok(())),
         });
         let answer = deadline.run(Stage::Hello, async { Ok(answer.await) }).await?;
@@ -117,12 +119,9 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
         return Err(error);
     }
-    if !shared.peers.may_be(peer.epoch, &auth) {
-        return Err(reply.reject(Reject::NotAdmitted { peer: auth.to_string() }).await);
-    }
-    let claimed = match Claimed::take(shared, &peer, connection, &[], deadline).await? {
+    let claimed = match Claimed::take(shared, (&peer, &auth), connection, &[], deadline).await? {
         Ok(claimed) => claimed,
-        Err(winner) => return Err(reply.reject(Reject::Duplicate { winner }).await),
+        Err(reject) => return Err(reply.reject(reject).await),
     };
     let layout = match setup::peer_layout(&peer) {
         Ok(layout) => layout,
@@ -195,9 +194,6 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     if peer.epoch == shared.epoch {
         return Err(offer.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await);
     }
-    if !shared.peers.may_be(peer.epoch, &auth) {
-        return Err(offer.reject(Reject::NotAdmitted { peer: auth.to_string() }).await);
-    }
     let layout = match setup::peer_layout(&peer) {
         Ok(layout) => layout,
         Err(reject) => return Err(offer.reject(reject).await),
@@ -208,10 +204,10 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         channels.reserve_owned().await.map_err(|_| ConnectError::Closed { stage: Stage::Listen })
     });
     let place = place.await?;
-    let claim = Claimed::take(shared, &peer, peer.connection_id, &peer.dead, deadline);
+    let claim = Claimed::take(shared, (&peer, &auth), peer.connection_id, &peer.dead, deadline);
     let claimed = match offer.prepare(claim).await? {
         Ok(claimed) => claimed,
-        Err(winner) => return Err(offer.reject(Reject::Duplicate { winner }).await),
+        Err(reject) => return Err(offer.reject(reject).await),
     };
     let (mut built, with) = match setup::build_answer(shared, &peer, managed.is_some()).await {
         Ok(Ok(built)) => built,
@@ -322,9 +318,10 @@ async fn establish(
     };
     let facts: Vec<RailFacts> = rails.iter().map(|j| RailFacts::new(shared, j)).collect();
     let (peer_epoch, connection) = (claimed.peer, claimed.connection);
-    let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, connection) {
+    let committed = shared.peers.until(|| match shared.peers.commit(peer_epoch, &peer_auth, connection) {
         Answer::Wait => None,
         Answer::Taken(winner) => Some(Err(ConnectError::Duplicate { winner })),
+        Answer::Other => Some(Err(Reject::NotAdmitted { peer: peer_auth.to_string() }.local_error())),
         Answer::Yes(ledger) => Some(Ok(ledger)),
     });
     let ledger = deadline.run(Stage::Ready, committed).await?;

@@ -12,7 +12,7 @@ use crate::connect::{
     self, Admission, ConnectError, Deadline, Expect, Framed, Hello, Inband, client, dial_cm,
 };
 use crate::device::{Device, ProtectionDomain, SoftConfig};
-use crate::provider::{self, QpInit};
+use crate::provider::{self, QpInit, SendOp, WcStatus};
 
 const ATTR: CmAttr = CmAttr {
     max_rd_atomic: 1,
@@ -116,6 +116,24 @@ async fn b1_a_bootstrap_that_breaks_off_or_breaks_the_rules_costs_nobody_else() 
     }
     check_managed(&mut listener).await;
     all_free(&server).await;
+}
+
+/// Whoever knows the keys of the pool reaches nothing by the queue pair of a handshake, which anybody is given.
+#[tokio::test]
+async fn k6_the_queue_pair_of_a_handshake_opens_nothing_of_the_pool() {
+    let (_server, mut listener) = server(by_cm()).await;
+    let to = listener.local_addr();
+    let (_pd, stream, mine) = begin(to, 5, 1).await;
+    let reply = client(Framed::plain(stream), &mine, &Expect::default(), far()).await.unwrap();
+    let region = &reply.reply.regions[0];
+    let (remote_addr, rkey) = (region.addr, region.rkey);
+    for op in [SendOp::Write { remote_addr, rkey, imm: None }, SendOp::Read { remote_addr, rkey }] {
+        let (_pd, stream, _) = begin(to, 6, 1).await;
+        let status = tokio::time::timeout(PATIENCE, stream.reach(op)).await.unwrap();
+        assert_eq!(status, WcStatus::RemoteAccess, "{op:?}");
+    }
+    drop(reply);
+    check_managed(&mut listener).await;
 }
 
 /// A landfall of another version rejects us, and is known by what it says.

@@ -18,7 +18,8 @@ pub struct PeerLimits {
 
 impl PeerLimits {
     /// Connects a second from one address (an IPv6 network of 64 bits counts as one): so many at once, and then as many a second.
-    /// Further ones are refused with [`ConnectError::TooOften`](crate::connect::ConnectError::TooOften).
+    /// Further ones are refused with [`ConnectError::TooOften`](crate::connect::ConnectError::TooOften);
+    /// under TLS and by a connection manager the peer is not told why.
     pub fn connects_per_second(mut self, most: u32) -> Self {
         self.connects = Some(most);
         self

@@ -52,6 +52,11 @@ struct Peer {
 }
 
 impl Peer {
+    /// Whether `who` may be at its epoch.
+    fn may_be(&self, who: &PeerAuth) -> bool {
+        self.identity.as_ref().is_none_or(|known| known.may_be(who))
+    }
+
     /// No connection uses its ledger, or is about to.
     fn is_idle(&self) -> bool {
         self.ledger.is_some() && matches!(self.link, Link::None)
@@ -77,6 +82,8 @@ pub(super) enum Answer<T> {
     Taken(u64),
     /// An earlier one is coming to its end: ask again after a change.
     Wait,
+    /// Somebody else has been connected under this epoch.
+    Other,
 }
 
 impl Peers {
@@ -90,18 +97,20 @@ impl Peers {
 
     /// Whether a peer that has shown to be `identity` may have this epoch: one that was connected as somebody else may not. It
     /// could end that one's channel, and have its grants.
-    pub(super) fn may_be(&self, peer: u64, identity: &PeerAuth) -> bool {
+    fn may_be(&self, peer: u64, identity: &PeerAuth) -> bool {
         let state = lock(&self.state);
-        let known = state.by_epoch.get(&peer).and_then(|peer| peer.identity.as_ref());
-        known.is_none_or(|known| known.may_be(identity))
+        state.by_epoch.get(&peer).is_none_or(|peer| peer.may_be(identity))
     }
 
     fn decides(&self, peer: u64) -> bool {
         self.epoch > peer
     }
 
-    /// Claims the pair with `peer` for a handshake. `dead` are connections that the peer has seen end.
-    pub(super) fn claim(&self, peer: u64, connection: u64, dead: &[u64]) -> Answer<()> {
+    /// Claims the pair with `peer`, which has shown to be `who`, for a handshake. `dead` are connections that the peer has seen end.
+    pub(super) fn claim(&self, peer: u64, who: &PeerAuth, connection: u64, dead: &[u64]) -> Answer<()> {
+        if !self.may_be(peer, who) {
+            return Answer::Other;
+        }
         if !self.decides(peer) {
             return Answer::Yes(());
         }
@@ -131,11 +140,15 @@ impl Peers {
         }
     }
 
-    /// The ledger, for a connection that has been decided for.
-    pub(super) fn commit(&self, peer: u64, connection: u64) -> Answer<Ledger> {
+    /// The ledger, for a connection with `who` that has been decided for.
+    pub(super) fn commit(&self, peer: u64, who: &PeerAuth, connection: u64) -> Answer<Ledger> {
         let mut state = lock(&self.state);
         let decides = self.decides(peer);
         let entry = state.peer(self.epoch, peer);
+        // Whoever was connected meanwhile is not ended by another.
+        if !entry.may_be(who) {
+            return Answer::Other;
+        }
         match &entry.link {
             Link::Claimed(kept) if *kept != connection => return Answer::Taken(*kept),
             // A handshake that came twice (B3): the first has become a channel, which stays.
@@ -268,17 +281,19 @@ impl State {
 mod tests {
     use super::*;
 
+    const ANYBODY: PeerAuth = PeerAuth::Anonymous;
+
     #[test]
     fn b3_the_greater_epoch_decides_and_keeps_the_first() {
         let (low, high) = (Peers::new(1), Peers::new(2));
         // Both dial: 0xc1 by low, 0xc2 by high. The lower one lets both go on.
-        assert_eq!(low.claim(2, 0xc2, &[]), Answer::Yes(()));
-        assert_eq!(low.claim(2, 0xc1, &[]), Answer::Yes(()));
-        assert_eq!(high.claim(1, 0xc1, &[]), Answer::Yes(()));
-        assert_eq!(high.claim(1, 0xc2, &[]), Answer::Taken(0xc1));
-        assert!(matches!(high.commit(1, 0xc2), Answer::Taken(0xc1)));
-        assert!(matches!(high.commit(1, 0xc1), Answer::Yes(_)));
-        assert!(matches!(low.commit(2, 0xc1), Answer::Yes(_)));
+        assert_eq!(low.claim(2, &ANYBODY, 0xc2, &[]), Answer::Yes(()));
+        assert_eq!(low.claim(2, &ANYBODY, 0xc1, &[]), Answer::Yes(()));
+        assert_eq!(high.claim(1, &ANYBODY, 0xc1, &[]), Answer::Yes(()));
+        assert_eq!(high.claim(1, &ANYBODY, 0xc2, &[]), Answer::Taken(0xc1));
+        assert!(matches!(high.commit(1, &ANYBODY, 0xc2), Answer::Taken(0xc1)));
+        assert!(matches!(high.commit(1, &ANYBODY, 0xc1), Answer::Yes(_)));
+        assert!(matches!(low.commit(2, &ANYBODY, 0xc1), Answer::Yes(_)));
     }
 
     #[test]
@@ -286,8 +301,14 @@ mod tests {
         let peers = Peers::new(1);
         let named = |name: &str| PeerAuth::Certificate(vec![name.to_owned()]);
         assert!(peers.may_be(2, &named("a")));
-        let Answer::Yes(ledger) = peers.commit(2, 0xa) else { panic!("no ledger") };
+        // Another asks at the same time, when nobody is known yet.
+        assert_eq!(peers.claim(2, &named("b"), 0xb, &[]), Answer::Yes(()));
+        let Answer::Yes(ledger) = peers.commit(2, &named("a"), 0xa) else { panic!("no ledger") };
         lock(&peers.state).peer(1, 2).identity = Some(named("a"));
+        lock(&peers.state).peer(1, 2).link = Link::Live { connection: 0xa, channel: Weak::new() };
+        // It neither ends the connection nor waits for its end.
+        assert!(matches!(peers.commit(2, &named("b"), 0xb), Answer::Other));
+        assert!(matches!(peers.commit(2, &named("a"), 0xc), Answer::Wait));
         let both = PeerAuth::Certificate(vec!["z".to_owned(), "a".to_owned()]);
         assert!(peers.may_be(2, &named("a")) && peers.may_be(2, &both));
         for other in [named("b"), PeerAuth::Anonymous, PeerAuth::Key("a".to_owned())] {
@@ -301,12 +322,12 @@ mod tests {
     #[test]
     fn b3_a_failed_handshake_gives_its_claim_back() {
         let peers = Peers::new(2);
-        assert_eq!(peers.claim(1, 0xa, &[]), Answer::Yes(()));
-        assert_eq!(peers.claim(1, 0xb, &[]), Answer::Taken(0xa));
+        assert_eq!(peers.claim(1, &ANYBODY, 0xa, &[]), Answer::Yes(()));
+        assert_eq!(peers.claim(1, &ANYBODY, 0xb, &[]), Answer::Taken(0xa));
         peers.release(1, 0xb);
-        assert_eq!(peers.claim(1, 0xb, &[]), Answer::Taken(0xa));
+        assert_eq!(peers.claim(1, &ANYBODY, 0xb, &[]), Answer::Taken(0xa));
         peers.release(1, 0xa);
-        assert_eq!(peers.claim(1, 0xb, &[]), Answer::Yes(()));
+        assert_eq!(peers.claim(1, &ANYBODY, 0xb, &[]), Answer::Yes(()));
     }
 
     /// CASES 24: a duplicate hello changes nothing, on the side that decides and on the other.
@@ -314,13 +335,13 @@ mod tests {
     fn b3_a_handshake_that_comes_twice_leaves_the_first_alone() {
         for own in [1, 3] {
             let peers = Peers::new(own);
-            let claim = || peers.claim(2, 0xa, &[]);
+            let claim = || peers.claim(2, &ANYBODY, 0xa, &[]);
             assert_eq!(claim(), Answer::Yes(()));
-            let Answer::Yes(ledger) = peers.commit(2, 0xa) else { panic!("no ledger") };
+            let Answer::Yes(ledger) = peers.commit(2, &ANYBODY, 0xa) else { panic!("no ledger") };
             lock(&peers.state).peer(own, 2).link = Link::Live { connection: 0xa, channel: Weak::new() };
             // Again and again: the end of one leaves the channel for the next to find.
             for _ in 0..2 {
-                assert!(matches!(peers.commit(2, 0xa), Answer::Taken(0xa)));
+                assert!(matches!(peers.commit(2, &ANYBODY, 0xa), Answer::Taken(0xa)));
                 // The side that decides has refused it before.
                 if own < 2 {
                     peers.release(2, 0xa);
@@ -335,9 +356,9 @@ mod tests {
     fn b4_peers_with_which_nothing_was_exchanged_are_forgotten() {
         let peers = Peers::new(u64::MAX);
         for peer in 0..100 {
-            assert_eq!(peers.claim(peer, peer, &[]), Answer::Yes(()));
+            assert_eq!(peers.claim(peer, &ANYBODY, peer, &[]), Answer::Yes(()));
             if peer % 2 == 0 {
-                let Answer::Yes(ledger) = peers.commit(peer, peer) else { panic!("no ledger") };
+                let Answer::Yes(ledger) = peers.commit(peer, &ANYBODY, peer) else { panic!("no ledger") };
                 peers.ended(peer, peer, ledger);
             } else {
                 peers.release(peer, peer);
@@ -349,11 +370,11 @@ mod tests {
     #[test]
     fn k2_a_ledger_has_one_user_at_a_time() {
         let peers = Peers::new(1);
-        let Answer::Yes(ledger) = peers.commit(2, 0xa) else { panic!("no ledger") };
+        let Answer::Yes(ledger) = peers.commit(2, &ANYBODY, 0xa) else { panic!("no ledger") };
         // The peer decides for another connection before it has come back.
-        assert!(!matches!(peers.commit(2, 0xb), Answer::Yes(_)));
+        assert!(!matches!(peers.commit(2, &ANYBODY, 0xb), Answer::Yes(_)));
         peers.ended(2, 0xa, ledger);
-        assert!(matches!(peers.commit(2, 0xb), Answer::Yes(_)));
+        assert!(matches!(peers.commit(2, &ANYBODY, 0xb), Answer::Yes(_)));
         assert_eq!(peers.dead(), [0xa]);
     }
 
@@ -362,10 +383,10 @@ mod tests {
         let peers = Peers::new(u64::MAX);
         for epoch in 1..100 {
             // A handshake that fails, and a channel that does nothing.
-            assert_eq!(peers.claim(epoch, 0xa, &[]), Answer::Yes(()));
+            assert_eq!(peers.claim(epoch, &ANYBODY, 0xa, &[]), Answer::Yes(()));
             peers.release(epoch, 0xa);
-            assert_eq!(peers.claim(epoch, 0xb, &[]), Answer::Yes(()));
-            let Answer::Yes(ledger) = peers.commit(epoch, 0xb) else { panic!("no ledger") };
+            assert_eq!(peers.claim(epoch, &ANYBODY, 0xb, &[]), Answer::Yes(()));
+            let Answer::Yes(ledger) = peers.commit(epoch, &ANYBODY, 0xb) else { panic!("no ledger") };
             peers.ended(epoch, 0xb, ledger);
         }
         let state = lock(&peers.state);
@@ -376,8 +397,8 @@ mod tests {
     fn k2_ledgers_of_peers_that_were_restarted_are_bounded() {
         let peers = Peers::new(u64::MAX);
         let used = |epoch| {
-            assert_eq!(peers.claim(epoch, epoch, &[]), Answer::Yes(()));
-            let Answer::Yes(mut ledger) = peers.commit(epoch, epoch) else { panic!("no ledger") };
+            assert_eq!(peers.claim(epoch, &ANYBODY, epoch, &[]), Answer::Yes(()));
+            let Answer::Yes(mut ledger) = peers.commit(epoch, &ANYBODY, epoch) else { panic!("no ledger") };
             ledger.mark_used();
             peers.ended(epoch, epoch, ledger);
         };

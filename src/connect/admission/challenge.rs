@@ -104,8 +104,12 @@ pub(crate) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     match answer.kind {
         Kind::AuthChallenge => {}
         Kind::Reject => {
-            return Err(Reject::decode(&answer.body)
-                .map_or_else(|e| ConnectError::malformed(stage, e), Reject::remote_error));
+            return Err(match Reject::decode(&answer.body) {
+                // A channel of ours is named by nobody who has not shown the key.
+                Ok(Reject::Duplicate { .. }) => ConnectError::Unexpected { stage, kind: Kind::Reject as u16 },
+                Ok(reject) => reject.remote_error(),
+                Err(e) => ConnectError::malformed(stage, e),
+            });
         }
         other => return Err(ConnectError::Unexpected { stage, kind: other as u16 }),
     }

@@ -232,8 +232,11 @@ fn read(path: &Path) -> Result<Vec<Key>, PskError> {
         if said.is_empty() || said.starts_with('#') {
             continue;
         }
-        let parsed =
-            said.split_once(char::is_whitespace).and_then(|(id, hex)| Some((id, unhex(hex.trim())?)));
+        let parsed = said
+            .split_once(char::is_whitespace)
+            // What looks like a key is no id, and no error shows it.
+            .filter(|(id, _)| id.len() < KEY_BYTES.start() * 2 || !id.bytes().all(|b| b.is_ascii_hexdigit()))
+            .and_then(|(id, hex)| Some((id, unhex(hex.trim())?)));
         let Some((id, secret)) = parsed else { return Err(PskError::Line { path: path.to_owned(), line }) };
         push(&mut keys, Key::new(id, secret)?)?;
     }
@@ -309,6 +312,18 @@ mod tests {
         assert!(matches!(psk.reload(), Err(PskError::Line { line: 1, .. })));
         assert_eq!(clone.ids(), ["third"]);
         assert!(matches!(Psk::new("a", &[1; 32]).unwrap().reload(), Err(PskError::NoFile)));
+    }
+
+    /// A key in the place of the id is not shown by the error.
+    #[test]
+    fn b1_columns_in_the_wrong_order_show_no_key() {
+        for (line, digits) in [("2026", 64), ("2026", 80), ("2026-11", 64), ("aa", 512)] {
+            let key = "5e".repeat(digits / 2);
+            let file = Temp::new(&format!("swapped-{digits}-{line}"), 0o600, &format!("{key} {line}"));
+            let error = Psk::from_file(&file.0).unwrap_err();
+            assert!(matches!(error, PskError::Line { line: 1, .. }), "{error:?}");
+            assert!(!format!("{error} {error:?}").contains("5e5e5e"), "{error:?}");
+        }
     }
 
     #[test]

@@ -390,6 +390,19 @@ async fn b1_what_is_reflected_proves_nothing() {
         "{client:?}"
     );
 
+    // A refusal that names a channel of ours, of somebody who has shown nothing.
+    let t = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = t.local_addr().unwrap();
+    let names = async {
+        let (mut stream, _) = t.accept().await.unwrap();
+        let reject =
+            frame::encode(Kind::Reject, 9, |body| Reject::Duplicate { winner: 7 }.encode(body)).unwrap();
+        stream.write_all(&reject).await.unwrap();
+        let _ = stream.read_to_end(&mut Vec::new()).await;
+    };
+    let (client, ()) = tokio::join!(async { connect(at, &psk()).await }, names);
+    assert!(matches!(client, Err(ConnectError::Unexpected { stage: Stage::Challenge, .. })), "{client:?}");
+
     // Its own listener, asked by way of the attacker: the endpoint meets itself, and finds out before it has said anything.
     let l = listener().await;
     let own = async { l.accept(LONG).await?.hello(sample().epoch, &psk()).await.map(|_| ()) };

@@ -26,7 +26,7 @@ use super::private_file::{self, Unread};
 #[cfg(test)]
 mod tests;
 
-/// What the two sides speak inside of TLS: another program's certificate of the same authority is of no use here.
+/// What the two sides speak inside of TLS: a program that speaks something else under the same authority is refused.
 const ALPN: &[u8] = b"landfall/1";
 /// Longest file, bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -180,6 +180,7 @@ impl Tls {
                 },
                 other => other,
             })?;
+        speaks_landfall(stream.get_ref().1.alpn_protocol())?;
         let identity = self.identity(stream.get_ref().1.peer_certificates())?;
         Ok((stream, identity))
     }
@@ -191,7 +192,9 @@ impl Tls {
         deadline: Deadline,
     ) -> Result<ServerStream<TcpStream>, ConnectError> {
         let acceptor = TlsAcceptor::from(self.current().server.clone());
-        deadline.io(Stage::Tls, acceptor.accept(stream)).await
+        let stream = deadline.io(Stage::Tls, acceptor.accept(stream)).await?;
+        speaks_landfall(stream.get_ref().1.alpn_protocol())?;
+        Ok(stream)
     }
 
     /// Who has shown these certificates, if it may connect.
@@ -204,6 +207,17 @@ impl Tls {
             return Err(ConnectError::NotAdmitted { peer: names.join(", "), by: "this side" });
         }
         Ok(PeerAuth::Certificate(names))
+    }
+}
+
+/// A side that does not say what it speaks passes a TLS handshake (RFC 7301, 3.2).
+fn speaks_landfall(protocol: Option<&[u8]>) -> Result<(), ConnectError> {
+    match protocol {
+        Some(ALPN) => Ok(()),
+        _ => Err(ConnectError::AdmissionMismatch {
+            ours: "tls".to_owned(),
+            theirs: "TLS of another program".to_owned(),
+        }),
     }
 }
 

@@ -296,3 +296,22 @@ async fn r9_a_flood_holds_no_thread() {
         assert_eq!(turns, 100);
     }
 }
+
+impl Inband {
+    /// What becomes of a one-sided operation by way of this queue pair.
+    pub(crate) async fn reach(&self, op: SendOp) -> WcStatus {
+        const MARK: u64 = u64::MAX;
+        let at = self.send[0].sge();
+        let mut chain = WrChain::default();
+        chain.push(MARK, op, &[Sge { addr: at.addr, len: 8, lkey: at.lkey }], true, false);
+        self.qp.post_send(&chain).unwrap();
+        let mut cqes = [Cqe::default(); 8];
+        loop {
+            let got = self.cq.poll(&mut cqes).unwrap();
+            if let Some(cqe) = cqes[..got].iter().find(|cqe| cqe.wr_id == MARK) {
+                return cqe.status;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}

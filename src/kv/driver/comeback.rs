@@ -62,10 +62,16 @@ const NO_ANSWER: &str = "the peer does not answer";
 const OVERTAKEN: &str = "the attempt was overtaken";
 
 impl KvDriver {
-    /// Tries to bring a rail back until it is, or the channel ends.
+    /// Tries to bring a rail back until it is, or the channel ends. There is one such task a rail.
     pub(super) fn probe(self: &Arc<Self>, rail: usize) {
         let (driver, (first, most)) = (Arc::downgrade(self), self.config.rail_probe);
-        let port_up = lock(&self.inner).rails[rail].port_up.clone();
+        let port_up = {
+            let own = &mut lock(&self.inner).rails[rail];
+            if std::mem::replace(&mut own.probing, true) {
+                return;
+            }
+            own.port_up.clone()
+        };
         self.runtime.spawn(async move {
             let mut wait = first;
             loop {
@@ -118,11 +124,16 @@ impl KvDriver {
         self.say(rail, &Talk::Ready { attempt: number })?;
         // `Go`, or what comes on the rail itself, ends the attempt: the ear closes.
         while attempt.hear().await.is_ok() {}
-        match lock(&self.inner).rails[rail].phase {
+        let own = &mut lock(&self.inner).rails[rail];
+        match own.phase {
             Phase::Coming => Err(End::Failed(NO_ANSWER.to_owned())),
-            Phase::Up => Ok(()),
-            // It was up, and has failed again: that starts another probe.
-            _ => Err(End::Over),
+            Phase::Up => {
+                // Under the lock: its next failure starts another task.
+                own.probing = false;
+                Ok(())
+            }
+            // It has failed as it came, or again since: this task goes on.
+            _ => Err(End::Failed(OVERTAKEN.to_owned())),
         }
     }
 
@@ -160,9 +171,17 @@ impl KvDriver {
             let open = inner.state == State::Open && !inner.closing;
             let resting = inner.conn.as_ref().is_some_and(|conn| conn.rail_state(rail) == RailState::Down);
             let own = &mut inner.rails[rail];
-            let (true, Phase::Down, false) = (open, own.phase, own.lost) else { return Err(End::Over) };
-            if !resting {
-                return Err(End::Failed("the peer has not put it to rest".to_owned()));
+            // It came up behind the last attempt's back: the next failure starts another task.
+            if own.phase == Phase::Up && number.is_none() {
+                own.probing = false;
+                return Err(End::Over);
+            }
+            if !open || own.lost {
+                return Err(End::Over);
+            }
+            // Its last queue pairs may still be on their way down, on either side.
+            if own.phase != Phase::Down || !resting {
+                return Err(End::Failed("it has not come to rest on both sides".to_owned()));
             }
             own.attempts = number.unwrap_or(own.attempts.wrapping_add(1));
             own.attempt = Some((own.attempts, said));
@@ -195,6 +214,11 @@ impl KvDriver {
             if inner.state != State::Open || own.phase != Phase::Down || own.lost || !current {
                 return Err(End::Failed(OVERTAKEN.to_owned()));
             }
+            if go {
+                // While nothing has changed yet, and before it is up: then there is nothing to say of it any more.
+                inner.say(rail, &Talk::Go { attempt: number })?;
+            }
+            let own = &mut inner.rails[rail];
             let channel = attempt.completions.take().map(|(cq, channel)| {
                 own.cq = Some(Arc::new(cq));
                 channel
@@ -207,8 +231,6 @@ impl KvDriver {
                 *slot = queue;
             }
             if go {
-                // Before it is up: then there is nothing to say of it any more.
-                inner.say(rail, &Talk::Go { attempt: number })?;
                 inner.come_up(rail, now, after);
             }
             inner.turn(now, after);

@@ -60,6 +60,8 @@ pub(super) struct Rail {
     pub(super) attempts: u32,
     /// Hears what the peer's driver says of it.
     pub(super) ear: Ear,
+    /// A task tries to bring it back.
+    pub(super) probing: bool,
     /// Its port is up again: an attempt to come back need not wait.
     pub(super) port_up: Arc<Notify>,
     /// Its place among those who hear of the device's events.
@@ -134,6 +136,7 @@ impl Rail {
             attempt: None,
             attempts: 0,
             ear: Ear::default(),
+            probing: false,
             port_up: Arc::default(),
             owner,
             enrolled: None,

@@ -232,6 +232,14 @@ fn b1_files_that_are_wrong_are_named() {
 }
 
 /// Nothing, garbage, a handshake byte by byte, half of one: each ends by itself or at its deadline, and nobody else notices.
+#[test]
+fn b1_tls_that_does_not_say_that_it_is_landfall_is_refused() {
+    assert!(speaks_landfall(Some(ALPN)).is_ok());
+    for other in [None, Some(&b"h2"[..]), Some(b"")] {
+        assert!(matches!(speaks_landfall(other), Err(ConnectError::AdmissionMismatch { .. })), "{other:?}");
+    }
+}
+
 #[tokio::test]
 async fn b1_whoever_breaks_tls_costs_nobody_else() {
     let l = listener().await;
