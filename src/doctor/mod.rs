@@ -29,7 +29,7 @@
 //! | `erdma_mode` | the host | an out-of-band bootstrap is wanted and the driver is in standard mode |
 //! | `erdma_ports` | the host | a process listens on the ports that the driver needs in compat mode |
 //! | `counters` | a port | never: a warning where they should be there and are not, or say N/A |
-//! | `gpu` | the host | GPUDirect is wanted, and there is neither peer memory nor dmabuf |
+//! | `gpu` | the host | it is to be ready for GPUDirect, and there is neither peer memory nor dmabuf |
 //! | `fork` | the host | never: a warning on kernels before 5.12 |
 //! | `clock` | the host | never: a warning where each reading of the clock leaves the process |
 //!
@@ -95,7 +95,8 @@ impl Doctor {
         self
     }
 
-    /// GPUDirect is wanted: GPU memory that a device reads and writes by itself.
+    /// The host is to be ready for GPUDirect: GPU memory that a device reads and writes by itself. This version does not use
+    /// it yet.
     pub fn gpu(mut self, wanted: bool) -> Self {
         self.gpu = wanted;
         self
