@@ -1,7 +1,7 @@
 //! What the device itself says: whether this crate opens it, and the limits that matter.
 
 use super::host::{Fabric, Host, HostDevice};
-use super::report::{Check, Evidence};
+use super::report::Check;
 
 const NAME: &str = "capabilities";
 
@@ -26,6 +26,7 @@ pub(super) fn check(host: &Host<'_>, device: &HostDevice) -> Vec<Check> {
 mod live {
     use super::*;
     use crate::device::{Capabilities, Device};
+    use crate::doctor::report::Evidence;
 
     pub(super) fn check(device: &HostDevice) -> Vec<Check> {
         let call = format!("Device::open({:?})", device.name);
