@@ -2,15 +2,19 @@
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use landfall::connect::{Admission, ConnectError, PeerAuth, Tls};
 use landfall::device::{Device, Profile, SoftConfig};
 use landfall::kv::{Bootstrap, KvConfig, KvEndpoint, KvPool, Layout, WriteRequest};
 
-/// A checkout's files can be read by others: the key is copied to where it cannot. Removed by the test.
+/// A checkout's files can be read by others: the key is copied to where it cannot, under a name that no other test of this process
+/// has. Removed by the test.
 fn key(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("landfall-tls-{}-{name}", std::process::id()));
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("landfall-tls-{}-{number}-{name}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let mut options = std::fs::OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(0o600).open(&path).unwrap();
