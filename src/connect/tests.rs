@@ -376,8 +376,23 @@ async fn b1_case_26_an_address_that_swallows_packets_meets_the_deadline_while_ot
     assert!(connects > 1, "the dial held the thread");
 }
 
-fn open_descriptors() -> usize {
+pub(super) fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Runs an ignored test of this program in a process of its own.
+#[track_caller]
+pub(super) fn passes_alone(test: &str) {
+    let out = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--test-threads=1"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(
+        out.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
 }
 
 /// The body of `b4_case_34_…`, in a process of its own, so that no other test opens descriptors meanwhile.
@@ -430,14 +445,5 @@ async fn b4_child() {
 
 #[test]
 fn b4_case_34_failed_connects_leave_nothing() {
-    let out = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "connect::tests::b4_child", "--ignored", "--test-threads=1"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&out.stdout);
-    assert!(
-        out.status.success() && text.contains("1 passed"),
-        "{text}{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
+    passes_alone("connect::tests::b4_child");
 }

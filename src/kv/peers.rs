@@ -52,11 +52,6 @@ struct Peer {
 }
 
 impl Peer {
-    /// Whether `who` may be at its epoch.
-    fn may_be(&self, who: &PeerAuth) -> bool {
-        self.identity.as_ref().is_none_or(|known| known.may_be(who))
-    }
-
     /// No connection uses its ledger, or is about to.
     fn is_idle(&self) -> bool {
         self.ledger.is_some() && matches!(self.link, Link::None)
@@ -95,26 +90,19 @@ impl Peers {
         lock(&self.state).dead.iter().copied().collect()
     }
 
-    /// Whether a peer that has shown to be `identity` may have this epoch: one that was connected as somebody else may not. It
-    /// could end that one's channel, and have its grants.
-    fn may_be(&self, peer: u64, identity: &PeerAuth) -> bool {
-        let state = lock(&self.state);
-        state.by_epoch.get(&peer).is_none_or(|peer| peer.may_be(identity))
-    }
-
     fn decides(&self, peer: u64) -> bool {
         self.epoch > peer
     }
 
     /// Claims the pair with `peer`, which has shown to be `who`, for a handshake. `dead` are connections that the peer has seen end.
     pub(super) fn claim(&self, peer: u64, who: &PeerAuth, connection: u64, dead: &[u64]) -> Answer<()> {
-        if !self.may_be(peer, who) {
+        let mut state = lock(&self.state);
+        if !state.may_be(peer, who) {
             return Answer::Other;
         }
         if !self.decides(peer) {
             return Answer::Yes(());
         }
-        let mut state = lock(&self.state);
         let entry = state.peer(self.epoch, peer);
         match &entry.link {
             Link::None => {
@@ -144,11 +132,11 @@ impl Peers {
     pub(super) fn commit(&self, peer: u64, who: &PeerAuth, connection: u64) -> Answer<Ledger> {
         let mut state = lock(&self.state);
         let decides = self.decides(peer);
-        let entry = state.peer(self.epoch, peer);
         // Whoever was connected meanwhile is not ended by another.
-        if !entry.may_be(who) {
+        if !state.may_be(peer, who) {
             return Answer::Other;
         }
+        let entry = state.peer(self.epoch, peer);
         match &entry.link {
             Link::Claimed(kept) if *kept != connection => return Answer::Taken(*kept),
             // A handshake that came twice (B3): the first has become a channel, which stays.
@@ -235,6 +223,13 @@ impl Peers {
 }
 
 impl State {
+    /// Whether a peer that has shown to be `who` may have this epoch: one that was connected as somebody else may not. It could end
+    /// that one's channel, and have its grants.
+    fn may_be(&self, peer: u64, who: &PeerAuth) -> bool {
+        let known = self.by_epoch.get(&peer).and_then(|peer| peer.identity.as_ref());
+        known.is_none_or(|known| known.may_be(who))
+    }
+
     fn peer(&mut self, epoch: u64, peer: u64) -> &mut Peer {
         self.by_epoch.entry(peer).or_insert_with(|| Peer {
             ledger: Some(Ledger::new(epoch, peer)),
@@ -300,7 +295,8 @@ mod tests {
     fn k6_an_epoch_is_that_of_whoever_was_connected_under_it() {
         let peers = Peers::new(1);
         let named = |name: &str| PeerAuth::Certificate(vec![name.to_owned()]);
-        assert!(peers.may_be(2, &named("a")));
+        let may_be = |peer, who: &PeerAuth| lock(&peers.state).may_be(peer, who);
+        assert!(may_be(2, &named("a")));
         // Another asks at the same time, when nobody is known yet.
         assert_eq!(peers.claim(2, &named("b"), 0xb, &[]), Answer::Yes(()));
         let Answer::Yes(ledger) = peers.commit(2, &named("a"), 0xa) else { panic!("no ledger") };
@@ -310,13 +306,13 @@ mod tests {
         assert!(matches!(peers.commit(2, &named("b"), 0xb), Answer::Other));
         assert!(matches!(peers.commit(2, &named("a"), 0xc), Answer::Wait));
         let both = PeerAuth::Certificate(vec!["z".to_owned(), "a".to_owned()]);
-        assert!(peers.may_be(2, &named("a")) && peers.may_be(2, &both));
+        assert!(may_be(2, &named("a")) && may_be(2, &both));
         for other in [named("b"), PeerAuth::Anonymous, PeerAuth::Key("a".to_owned())] {
-            assert!(!peers.may_be(2, &other), "{other}");
+            assert!(!may_be(2, &other), "{other}");
         }
         // As long as something is remembered of it.
         peers.ended(2, 0xa, ledger);
-        assert!(peers.may_be(2, &named("b")));
+        assert!(may_be(2, &named("b")));
     }
 
     #[test]

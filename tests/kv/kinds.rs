@@ -46,6 +46,17 @@ fn devices(on: On, count: usize, faults: impl Fn(usize) -> &'static str) -> Vec<
     (0..count).map(|n| device(n).unwrap()).collect()
 }
 
+/// A channel over two rails, its devices at the one end and at the other, and its two ends.
+async fn on_two_rails(on: On) -> (Vec<Device>, Vec<Device>, KvChannel, KvChannel) {
+    let layout = layout(2, 64, 8 << 10);
+    let (near, far) = (devices(on, 2, |_| ""), devices(on, 2, |_| ""));
+    let (a, b) = (endpoint(&near, layout, quick()).await, endpoint(&far, layout, quick()).await);
+    let mut listener = b.listen(on.any_port_of(1)).await.unwrap();
+    let (ab, ba) = tokio::join!(a.connect(listener.local_addr()), listener.accept());
+    let (ab, ba) = (ab.unwrap(), ba.unwrap());
+    (near, far, ab, ba)
+}
+
 fn cut(devices: &[Device]) {
     devices.iter().for_each(|device| device.soft_link().unwrap().cut());
 }
@@ -264,12 +275,7 @@ async fn r4_more_blocks_than_any_queue_holds_on_several_rails_each_way(on: On) {
 /// Of case 12: the queue pairs of a rail are destroyed with operations under way, again and again, and new ones come in their places,
 /// with their numbers where the device gives them out again. Each operation has its own bytes.
 async fn r5_what_a_rail_had_under_way_is_not_taken_for_what_its_next_life_has(on: On) {
-    let layout = layout(2, 64, 8 << 10);
-    let (near, far) = (devices(on, 2, |_| ""), devices(on, 2, |_| ""));
-    let (a, b) = (endpoint(&near, layout, quick()).await, endpoint(&far, layout, quick()).await);
-    let mut listener = b.listen(on.any_port_of(1)).await.unwrap();
-    let (ab, ba) = tokio::join!(a.connect(listener.local_addr()), listener.accept());
-    let (ab, ba) = (ab.unwrap(), ba.unwrap());
+    let (near, far, ab, ba) = on_two_rails(on).await;
     let all_up = |channel: &KvChannel| up(&channel.path()) == 2;
     for round in 0..12u64 {
         until("both rails are up", || all_up(&ab) && all_up(&ba)).await;
@@ -297,12 +303,7 @@ async fn r5_what_a_rail_had_under_way_is_not_taken_for_what_its_next_life_has(on
 
 /// Of case 4: a grant whose transfer was begun again on another rail is used up as any other, for writing and for reading.
 async fn k6_a_grant_whose_rail_has_died_is_used_once_all_the_same(on: On) {
-    let layout = layout(2, 64, 8 << 10);
-    let (near, far) = (devices(on, 2, |_| ""), devices(on, 2, |_| ""));
-    let (a, b) = (endpoint(&near, layout, quick()).await, endpoint(&far, layout, quick()).await);
-    let mut listener = b.listen(on.any_port_of(1)).await.unwrap();
-    let (ab, ba) = tokio::join!(a.connect(listener.local_addr()), listener.accept());
-    let (ab, ba) = (ab.unwrap(), ba.unwrap());
+    let (_near, far, ab, ba) = on_two_rails(on).await;
     let posted = || {
         let qps = ab.path().qps;
         qps.iter().map(|qp| qp.writes + qp.reads).sum::<u64>()

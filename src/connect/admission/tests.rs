@@ -16,6 +16,7 @@ use super::super::hello::Hello;
 use super::super::hello::tests::sample;
 use super::super::oob::{OobListener, dial};
 use super::super::reject::Reject;
+use super::super::tests::{open_descriptors, passes_alone};
 use super::*;
 
 /// Far more than any step needs.
@@ -478,10 +479,6 @@ async fn b1_little_is_read_of_a_peer_that_has_shown_nothing() {
     }
 }
 
-fn open_descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").unwrap().count()
-}
-
 fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
@@ -506,14 +503,5 @@ async fn b4_child() {
 
 #[test]
 fn b4_refused_peers_leave_nothing() {
-    let out = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "connect::admission::tests::b4_child", "--ignored", "--test-threads=1"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&out.stdout);
-    assert!(
-        out.status.success() && text.contains("1 passed"),
-        "{text}{}",
-        String::from_utf8_lossy(&out.stderr)
-    );
+    passes_alone("connect::admission::tests::b4_child");
 }
