@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{CudaError, Told};
+use crate::provider::pages::Pages;
 
 #[derive(Debug)]
 pub(crate) enum Gpu {}
@@ -91,6 +92,15 @@ impl Copier {
     }
 
     pub(crate) unsafe fn launch(&mut self, _gathers: bool) -> Result<Flight, CudaError> {
+        match *self {}
+    }
+
+    pub(crate) unsafe fn launch_pages(
+        &mut self,
+        _pages: &Pages,
+        _to: u64,
+        _from: u64,
+    ) -> Result<Option<Flight>, CudaError> {
         match *self {}
     }
 }

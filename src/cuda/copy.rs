@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 use super::context::{Gpu, lock};
-use super::driver::GatherArgs;
+use super::driver::{Driver, GatherArgs};
 use super::error::CudaError;
-use super::gather::{self, Piece};
+use super::gather::{self, Piece, Plan};
 use super::sys::{DevicePtr, Opaque};
+use crate::provider::pages::Pages;
 
 /// A stream of a GPU, and what is to be copied on it next.
 #[derive(Debug)]
@@ -91,61 +92,102 @@ impl Copier {
     /// # Safety
     /// Each piece may be written and read as it was added, until the flight is over.
     pub(crate) unsafe fn launch(&mut self, gathers: bool) -> Result<Flight, CudaError> {
-        let shared = self.shared.clone();
-        let (gpu, stream) = (&shared.gpu, shared.stream);
-        let current = gpu.enter()?;
+        let plan = if gathers { gather::plan(&self.pieces, &mut self.list) } else { None };
+        // SAFETY: the caller's promise. `plan` names the pieces alone.
+        let gathered = match plan {
+            Some(plan) => unsafe { self.shared.gather(plan, &self.list) },
+            None => Ok(None),
+        };
+        let flight = match gathered.transpose() {
+            Some(flight) => flight,
+            None => self.shared.fly(|driver, stream, flight| {
+                self.pieces.iter().try_for_each(|piece| {
+                    flight.calls += 1;
+                    // SAFETY: the caller's promise.
+                    unsafe { driver.copy(piece.to, piece.from, piece.len as usize, stream) }
+                })
+            }),
+        };
+        self.pieces.clear();
+        flight
+    }
+
+    /// Queues `pages`, whose first blocks are at `to` and `from`, in memory of GPUs. Nothing else waits to be queued. `None` where they are
+    /// to be added piece by piece instead.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch), of each of their pieces.
+    pub(crate) unsafe fn launch_pages(
+        &mut self,
+        pages: &Pages,
+        to: u64,
+        from: u64,
+    ) -> Result<Option<Flight>, CudaError> {
+        match gather::plan_pages(pages, to, from) {
+            // SAFETY: the caller's promise.
+            Some(plan) => unsafe { self.shared.gather(plan, &pages.pairs) },
+            None => Ok(None),
+        }
+    }
+}
+
+impl Shared {
+    /// Queues what `queue` queues, and an event behind it.
+    fn fly(
+        self: &Arc<Self>,
+        queue: impl FnOnce(&Driver, Opaque, &mut Flight) -> Result<(), CudaError>,
+    ) -> Result<Flight, CudaError> {
+        let current = self.gpu.enter()?;
         let driver = current.driver();
-        let spare = lock(&shared.spare).events.pop();
+        let spare = lock(&self.spare).events.pop();
         let event = match spare {
             Some(event) => event,
             None => driver.event()?,
         };
         // From here on a failure drops it, which waits for what was queued.
-        let mut flight = Flight { shared: shared.clone(), event, lists: Vec::new(), calls: 0 };
-        let plan = if gathers { gather::plan(&self.pieces, &mut self.list) } else { None };
-        let bytes = size_of_val(&self.list[..]);
-        let prepared = plan.and_then(|plan| {
-            let made =
-                gather::kernel(gpu, driver).and_then(|kernel| Ok((kernel, shared.list(driver, bytes)?)));
-            made.inspect_err(|error| tracing::debug!(%error, "pieces are copied one by one"))
-                .ok()
-                .map(|m| (plan, m))
-        });
-        let queued = match prepared {
-            Some((plan, (kernel, list))) => {
-                flight.lists.push(list);
-                let args = GatherArgs {
-                    list: list.at,
-                    to: plan.to,
-                    from: plan.from,
-                    per_piece: plan.per_piece,
-                    total: plan.total,
-                };
-                let (blocks, threads) = plan.grid();
-                flight.calls += 2;
-                let from = self.list.as_ptr().expose_provenance() as u64;
-                // SAFETY: the list's memory is this flight's. The driver has taken a copy of ordinary host memory when it
-                // returns. The pieces are the caller's promise, and `plan` names those alone.
-                unsafe {
-                    driver
-                        .copy(list.at, from, bytes, stream)
-                        .and_then(|()| driver.gather(kernel, args, blocks, threads, stream))
-                }
-            }
-            None => self.pieces.iter().try_for_each(|piece| {
-                flight.calls += 1;
-                // SAFETY: the caller's promise.
-                unsafe { driver.copy(piece.to, piece.from, piece.len as usize, stream) }
-            }),
-        };
-        self.pieces.clear();
-        let recorded = driver.record(event, stream);
+        let mut flight = Flight { shared: self.clone(), event, lists: Vec::new(), calls: 0 };
+        let queued = queue(driver, self.stream, &mut flight);
+        let recorded = driver.record(event, self.stream);
         if let Err(e) = queued.and(recorded) {
             // Whatever was queued ends before the flight does.
-            let _ = driver.stream_synchronize(stream);
+            let _ = driver.stream_synchronize(self.stream);
             return Err(e);
         }
         Ok(flight)
+    }
+
+    /// Queues a gathered copy. `None` where the kernel, or room for its list, cannot be had.
+    ///
+    /// # Safety
+    /// Each piece of the plan may be written and read, until the flight is over.
+    unsafe fn gather(self: &Arc<Self>, plan: Plan, list: &[u64]) -> Result<Option<Flight>, CudaError> {
+        let prepared = {
+            let current = self.gpu.enter()?;
+            let driver = current.driver();
+            let kernel = gather::kernel(&self.gpu, driver);
+            kernel.and_then(|kernel| Ok((kernel, self.list(driver, size_of_val(list))?)))
+        };
+        let (kernel, room) = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                tracing::debug!(%error, "pieces are copied one by one");
+                return Ok(None);
+            }
+        };
+        let from = list.as_ptr().expose_provenance() as u64;
+        let args = GatherArgs { list: room.at, plan };
+        let flight = self.fly(|driver, stream, flight| {
+            flight.lists.push(room);
+            flight.calls += 2;
+            // SAFETY: the list's memory is this flight's. The driver has taken a copy of ordinary host memory when it returns.
+            // The pieces are the caller's promise.
+            unsafe {
+                driver
+                    .copy(room.at, from, size_of_val(list), stream)
+                    .and_then(|()| driver.gather(kernel, args, stream))
+            }
+        });
+        flight.map(Some)
     }
 }
 
@@ -162,14 +204,7 @@ impl Copier {
         let bytes = size_of_val(&self.list[..]);
         let list = shared.list(driver, bytes).unwrap();
         let kernel = gather::kernel(&shared.gpu, driver).unwrap();
-        let args = GatherArgs {
-            list: list.at,
-            to: plan.to,
-            from: plan.from,
-            per_piece: plan.per_piece,
-            total: plan.total,
-        };
-        let (blocks, threads) = plan.grid();
+        let args = GatherArgs { list: list.at, plan };
         let mut micros = Vec::new();
         // SAFETY: the test's memory; each launch is waited for.
         unsafe {
@@ -177,7 +212,7 @@ impl Copier {
             driver.stream_synchronize(stream).unwrap();
             for _ in 0..rounds {
                 let start = std::time::Instant::now();
-                driver.gather(kernel, args, blocks, threads, stream).unwrap();
+                driver.gather(kernel, args, stream).unwrap();
                 driver.stream_synchronize(stream).unwrap();
                 micros.push(start.elapsed().as_secs_f64() * 1e6);
             }
@@ -189,7 +224,7 @@ impl Copier {
 }
 
 impl Shared {
-    fn list(&self, driver: &super::driver::Driver, bytes: usize) -> Result<List, CudaError> {
+    fn list(&self, driver: &Driver, bytes: usize) -> Result<List, CudaError> {
         let mut spare = lock(&self.spare);
         if let Some(at) = spare.lists.iter().position(|list| list.bytes >= bytes) {
             return Ok(spare.lists.swap_remove(at));

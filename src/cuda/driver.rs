@@ -7,6 +7,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use super::error::CudaError;
 #[cfg(test)]
 use super::fake::Fake;
+use super::gather::Plan;
 use super::sys::{self, Api, DevicePtr, IPC_HANDLE, IpcHandle, Opaque, Status, Uuid, pointer};
 
 /// Where calls go.
@@ -43,11 +44,7 @@ pub(super) struct PointerFacts {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GatherArgs {
     pub(super) list: DevicePtr,
-    pub(super) to: DevicePtr,
-    pub(super) from: DevicePtr,
-    /// Vectors of 16 bytes of a piece, and of all pieces.
-    pub(super) per_piece: u32,
-    pub(super) total: u32,
+    pub(super) plan: Plan,
 }
 
 /// What the recorded driver refuses with: CUDA_ERROR_OUT_OF_MEMORY.
@@ -449,35 +446,38 @@ impl Driver {
         }
     }
 
-    /// Queues a gathered copy of the runs in `args.list`, which is device memory.
+    /// Queues a gathered copy of the pieces in `args.list`, which is device memory.
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy), for each of the runs, and for the list itself. `function` is the kernel of `gather.rs`.
+    /// As for [`copy`](Self::copy), for each of the pieces, and for the list itself. `function` is the kernel of `gather.rs`.
     pub(super) unsafe fn gather(
         &self,
         function: Opaque,
         args: GatherArgs,
-        blocks: u32,
-        threads: u32,
         stream: Opaque,
     ) -> Result<(), CudaError> {
         match self {
             Self::Real(api) => {
-                let mut a = args;
-                let mut params: [*mut c_void; 5] = [
-                    (&raw mut a.list).cast(),
-                    (&raw mut a.to).cast(),
-                    (&raw mut a.from).cast(),
-                    (&raw mut a.per_piece).cast(),
-                    (&raw mut a.total).cast(),
+                let (blocks, threads) = args.plan.grid();
+                let GatherArgs { mut list, plan: mut p } = args;
+                let mut params: [*mut c_void; 9] = [
+                    (&raw mut list).cast(),
+                    (&raw mut p.to.base).cast(),
+                    (&raw mut p.from.base).cast(),
+                    (&raw mut p.to.layer).cast(),
+                    (&raw mut p.from.layer).cast(),
+                    (&raw mut p.to.unit).cast(),
+                    (&raw mut p.from.unit).cast(),
+                    (&raw mut p.per_piece).cast(),
+                    (&raw mut p.total).cast(),
                 ];
-                // SAFETY: the kernel takes three addresses and two counts of 32 bits, which live for the call; the rest is the
+                // SAFETY: the kernel takes five numbers of 64 bits and then four of 32, which live for the call; the rest is the
                 // caller's promise.
                 let status = unsafe {
                     (api.launch)(
                         function,
                         blocks,
-                        1,
+                        p.layers,
                         1,
                         threads,
                         1,
@@ -492,7 +492,7 @@ impl Driver {
             }
             #[cfg(test)]
             Self::Fake(fake) => {
-                let _ = (function, blocks, threads);
+                let _ = function;
                 fake.gather(args, stream);
                 Ok(())
             }

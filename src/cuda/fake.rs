@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, Weak};
 use super::context::{Cuda, lock};
 use super::driver::{Driver, GatherArgs, PointerFacts};
 use super::error::CudaError;
+use super::gather::{End, Plan};
 use super::sys::{IPC_HANDLE, Opaque};
 
 thread_local! {
@@ -450,14 +451,18 @@ impl State {
             found.is_some_and(|(base, a)| Some(a.context) == context || self.open.contains_key(&base))
         };
         let mut wrong = None;
-        for vector in 0..args.total {
-            let (piece, inside) = (vector / args.per_piece, u64::from(vector % args.per_piece));
+        let Plan { to, from, per_piece, total, layers } = args.plan;
+        for (layer, vector) in (0..layers).flat_map(|layer| (0..total).map(move |vector| (layer, vector))) {
+            let (piece, inside) = (vector / per_piece, u64::from(vector % per_piece));
             let at = args.list + u64::from(piece) * 8;
+            let place = |end: End, entry: u64| {
+                let (layer, unit) = (u64::from(layer) * end.layer, entry * u64::from(end.unit));
+                end.base.wrapping_add(layer).wrapping_add(unit) + inside * 16
+            };
             // SAFETY: the list has an entry for each piece, and the pieces are promised to be there.
             unsafe {
                 let entry = ptr(at).cast::<u64>().read_unaligned();
-                let to = args.to + ((entry & 0xffff_ffff) + inside) * 16;
-                let from = args.from + ((entry >> 32) + inside) * 16;
+                let (to, from) = (place(to, entry & 0xffff_ffff), place(from, entry >> 32));
                 wrong = [to, from].into_iter().find(|&at| !reached(at)).or(wrong);
                 std::ptr::copy(ptr(from), ptr(to), 16);
             }

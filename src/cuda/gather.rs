@@ -1,8 +1,9 @@
 //! Many small pieces in one copy: a kernel that the driver compiles at run time.
 //!
 //! Pieces of one length, in vectors of 16 bytes. Each thread copies vectors, and finds the piece of each by a division; so no lane
-//! idles at the end of a piece, and the list is short: eight bytes a piece, where it goes to and comes from, counted in vectors
-//! from the lowest address. Pieces of several lengths are cut to what divides all of them.
+//! idles at the end of a piece, and the list is short: eight bytes a piece, where it goes to and comes from, counted in units of each
+//! end. Of collected pieces those are vectors, from the lowest address; pieces of several lengths are cut to what divides all of
+//! them. Of pages they are blocks, and one list serves all layers, of which each has blocks of threads of its own.
 
 use std::ffi::CStr;
 
@@ -10,6 +11,7 @@ use super::context::Gpu;
 use super::driver::Driver;
 use super::error::CudaError;
 use super::sys::Opaque;
+use crate::provider::pages::Pages;
 
 /// A piece of memory, and where it is copied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,21 +35,34 @@ const MOST: u64 = 4 << 20;
 const THREADS: u32 = 256;
 /// Vectors that a thread has in flight.
 const AT_ONCE: u32 = 4;
+/// What the second dimension of a grid holds.
+const MOST_LAYERS: u32 = 65_535;
 /// Blocks at most: more than are resident, fewer than cost a start each.
 const BLOCKS: u32 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    pub(super) to: u64,
-    pub(super) from: u64,
+    pub(super) to: End,
+    pub(super) from: End,
+    /// Vectors of a piece, and of all pieces of a layer.
     pub(super) per_piece: u32,
     pub(super) total: u32,
+    pub(super) layers: u32,
+}
+
+/// Where pieces are: `unit` times what the list says behind `base`, and in each further layer so much more. In bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) base: u64,
+    pub(super) layer: u64,
+    pub(super) unit: u32,
 }
 
 impl Plan {
-    /// Blocks, and threads of a block.
+    /// Blocks of a layer, and threads of a block.
     pub(super) fn grid(&self) -> (u32, u32) {
-        (self.total.div_ceil(THREADS * AT_ONCE).clamp(1, BLOCKS), THREADS)
+        let most = (BLOCKS / self.layers.max(1)).max(1);
+        (self.total.div_ceil(THREADS * AT_ONCE).clamp(1, most), THREADS)
     }
 }
 
@@ -82,7 +97,28 @@ pub(super) fn plan(pieces: &[Piece], list: &mut Vec<u64>) -> Option<Plan> {
     }
     // Half of what the kernel's counters hold, so that they never wrap around.
     let total = u32::try_from(bytes / VECTOR).ok().filter(|&total| total < 1 << 31)?;
-    Some(Plan { to, from, per_piece: (unit / VECTOR) as u32, total })
+    let end = |base| End { base, layer: 0, unit: VECTOR as u32 };
+    Some(Plan { to: end(to), from: end(from), per_piece: (unit / VECTOR) as u32, total, layers: 1 })
+}
+
+/// The plan for `pages`, whose first blocks are at these addresses; its list is their pairs. `None` where addresses, lengths or
+/// strides are no multiples of a vector, or too large for the kernel's numbers.
+pub(super) fn plan_pages(pages: &Pages, to: u64, from: u64) -> Option<Plan> {
+    let (s, t) = (pages.source, pages.target);
+    let all = to | from | u64::from(pages.piece) | s.layer | s.block | t.layer | t.block;
+    if !all.is_multiple_of(VECTOR) || pages.layers > MOST_LAYERS {
+        return None;
+    }
+    let vectors = u64::from(pages.piece) * pages.pairs.len() as u64 / VECTOR;
+    let total = u32::try_from(vectors).ok().filter(|&total| total < 1 << 31)?;
+    let (to_unit, from_unit) = (u32::try_from(t.block).ok()?, u32::try_from(s.block).ok()?);
+    Some(Plan {
+        to: End { base: to, layer: t.layer, unit: to_unit },
+        from: End { base: from, layer: s.layer, unit: from_unit },
+        per_piece: pages.piece / VECTOR as u32,
+        total,
+        layers: pages.layers,
+    })
 }
 
 /// Whether some byte is written twice: the kernel has no order.
@@ -148,34 +184,24 @@ macro_rules! find {
 macro_rules! load {
     ($n:literal) => {
         concat!(
-            "add.u32 t",
+            "mad.wide.u32 to",
             $n,
             ", t",
             $n,
-            ", in",
-            $n,
-            ";\n",
-            "mul.wide.u32 to",
-            $n,
-            ", t",
-            $n,
-            ", 16;\n",
-            "add.u64 to",
-            $n,
-            ", to",
-            $n,
-            ", %to;\n",
-            "add.u32 f",
-            $n,
-            ", f",
+            ", %tounit, %to;\n",
+            "mad.wide.u32 to",
             $n,
             ", in",
             $n,
-            ";\n",
-            "mul.wide.u32 at, f",
+            ", 16, to",
             $n,
-            ", 16;\n",
-            "add.u64 at, at, %from;\n",
+            ";\n",
+            "mad.wide.u32 at, f",
+            $n,
+            ", %fromunit, %from;\n",
+            "mad.wide.u32 at, in",
+            $n,
+            ", 16, at;\n",
             "@p",
             $n,
             " ld.global.v4.u32 {a",
@@ -202,15 +228,20 @@ const TEXT: &CStr = match CStr::from_bytes_with_nul(
     concat!(
         ".version 6.4\n.target sm_60\n.address_size 64\n",
         ".visible .entry landfall_gather(.param .u64 p_list, .param .u64 p_to, .param .u64 p_from, ",
+        ".param .u64 p_tolayer, .param .u64 p_fromlayer, .param .u32 p_tounit, .param .u32 p_fromunit, ",
         ".param .u32 p_per, .param .u32 p_total)\n{\n",
         ".reg .pred p0, p1, p2, p3, more;\n",
-        ".reg .u64 %list, %to, %from, at, to0, to1, to2, to3;\n",
-        ".reg .u32 %per, %total, piece, i0, i1, i2, i3, block, width, lane, stride, step;\n",
+        ".reg .u64 %list, %to, %from, %tolayer, %fromlayer, layer, at, to0, to1, to2, to3;\n",
+        ".reg .u32 %tounit, %fromunit, %per, %total, piece, i0, i1, i2, i3, block, width, lane, stride, step;\n",
         ".reg .u32 in0, in1, in2, in3, t0, t1, t2, t3, f0, f1, f2, f3;\n",
         ".reg .u32 a0, b0, c0, d0, a1, b1, c1, d1, a2, b2, c2, d2, a3, b3, c3, d3;\n",
         "ld.param.u64 %list, [p_list];\nld.param.u64 %to, [p_to];\nld.param.u64 %from, [p_from];\n",
+        "ld.param.u64 %tolayer, [p_tolayer];\nld.param.u64 %fromlayer, [p_fromlayer];\n",
+        "ld.param.u32 %tounit, [p_tounit];\nld.param.u32 %fromunit, [p_fromunit];\n",
         "ld.param.u32 %per, [p_per];\nld.param.u32 %total, [p_total];\n",
         "cvta.to.global.u64 %list, %list;\ncvta.to.global.u64 %to, %to;\ncvta.to.global.u64 %from, %from;\n",
+        "mov.u32 block, %ctaid.y;\ncvt.u64.u32 layer, block;\n",
+        "mad.lo.u64 %to, layer, %tolayer, %to;\nmad.lo.u64 %from, layer, %fromlayer, %from;\n",
         "mov.u32 block, %ctaid.x;\nmov.u32 width, %ntid.x;\nmov.u32 lane, %tid.x;\n",
         "mad.lo.u32 i0, block, width, lane;\n",
         "mov.u32 stride, %nctaid.x;\nmul.lo.u32 stride, stride, width;\nshl.b32 step, stride, 2;\n",
@@ -252,9 +283,11 @@ mod tests {
             piece(0x18_0000, 0x82_0000, 2304),
         ];
         let plan = plan(&pieces, &mut list).unwrap();
-        assert_eq!(plan, Plan { to: 0x10_0000, from: 0x80_0000, per_piece: 72, total: 7 * 72 });
+        let end = |base| End { base, layer: 0, unit: 16 };
+        let (to, from) = (end(0x10_0000), end(0x80_0000));
+        assert_eq!(plan, Plan { to, from, per_piece: 72, total: 7 * 72, layers: 1 });
         let unpacked: Vec<(u64, u64)> =
-            list.iter().map(|e| (plan.to + (e & 0xffff_ffff) * 16, plan.from + (e >> 32) * 16)).collect();
+            list.iter().map(|e| (to.base + (e & 0xffff_ffff) * 16, from.base + (e >> 32) * 16)).collect();
         let expected: Vec<(u64, u64)> =
             pieces.iter().flat_map(|p| (0..p.len).step_by(1152).map(|at| (p.to + at, p.from + at))).collect();
         assert_eq!(unpacked, expected);

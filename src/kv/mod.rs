@@ -61,6 +61,8 @@ pub mod layout;
 mod limits;
 mod managed;
 mod mapping;
+#[cfg(test)]
+mod pages_tests;
 mod parts;
 mod pass;
 mod path;

@@ -4,10 +4,12 @@
 //! Payload never passes through here, only its addresses.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::cuda::GpuTraffic;
 use crate::error::{PostError, QpError};
 use crate::memory::{Local, Slice};
+use crate::provider::pages::Pages;
 use crate::provider::{self, QpInit, RecvWr, SendOp, Sge, WrChain};
 use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
 
@@ -30,12 +32,14 @@ struct Posted {
 }
 
 /// A work request that waits for the doorbell.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Pending {
     posted: Posted,
     op: SendOp,
     sge: Option<Sge>,
     inline: bool,
+    /// What it is made of, and how many bytes that is.
+    pages: Option<(Arc<Pages>, u32)>,
 }
 
 /// How many buffers a queue pair needs, and of which size.
@@ -277,7 +281,8 @@ impl Queue {
                 // Behind those of the others.
                 (Key { index: key.index + self.sq.depth(), ..key }, true)
             } else {
-                self.silent_bytes += pending.sge.map_or(0, |sge| sge.len.into());
+                let paged = pending.pages.as_ref().map(|(_, bytes)| u64::from(*bytes));
+                self.silent_bytes += paged.or(pending.sge.map(|sge| sge.len.into())).unwrap_or(0);
                 let much = self.silent_bytes >= self.signal_bytes;
                 let signaled = self.sq.must_signal(Some(n) == last || much);
                 if signaled {
@@ -288,6 +293,9 @@ impl Queue {
             self.keys.push(key);
             let id = WrId { recv: false, key, qp_generation: self.generation };
             self.chain.push(id.encode(), pending.op, pending.sge.as_slice(), signaled, pending.inline);
+            if let Some((pages, _)) = pending.pages {
+                self.chain.is_of(pages);
+            }
         }
         let result = match &self.qp {
             Some(qp) => qp.post_send(&self.chain),
@@ -367,7 +375,21 @@ impl Sink for Outbox<'_> {
         let sge = (piece.len > 0).then_some(Sge { addr: piece.src_addr, len: piece.len, lkey: piece.lkey });
         let op = SendOp::Write { remote_addr: piece.dst_addr, rkey: piece.rkey, imm };
         let posted = Posted { token, buffer: NO_BUFFER };
-        queue.pending.push(Pending { posted, op, sge, inline: false });
+        queue.pending.push(Pending { posted, op, sge, inline: false, pages: None });
+    }
+
+    fn takes_pages(&self, qp: usize, lkey: u32) -> u32 {
+        self.0[qp].qp.as_ref().map_or(0, |qp| qp.takes_pages(lkey))
+    }
+
+    fn write_pages(&mut self, qp: usize, piece: &Piece, pages: Pages, imm: Option<u32>, token: Token) {
+        let queue = &mut self.0[qp];
+        queue.report.writes += 1;
+        queue.report.bytes_written += u64::from(piece.len);
+        let sge = Some(Sge { addr: piece.src_addr, len: 0, lkey: piece.lkey });
+        let op = SendOp::Write { remote_addr: piece.dst_addr, rkey: piece.rkey, imm };
+        let (posted, pages) = (Posted { token, buffer: NO_BUFFER }, Some((Arc::new(pages), piece.len)));
+        queue.pending.push(Pending { posted, op, sge, inline: false, pages });
     }
 
     fn read(&mut self, qp: usize, piece: &Piece, token: Token) {
@@ -376,7 +398,8 @@ impl Sink for Outbox<'_> {
         queue.report.bytes_read += u64::from(piece.len);
         let sge = Some(Sge { addr: piece.src_addr, len: piece.len, lkey: piece.lkey });
         let op = SendOp::Read { remote_addr: piece.dst_addr, rkey: piece.rkey };
-        queue.pending.push(Pending { posted: Posted { token, buffer: NO_BUFFER }, op, sge, inline: false });
+        let posted = Posted { token, buffer: NO_BUFFER };
+        queue.pending.push(Pending { posted, op, sge, inline: false, pages: None });
     }
 
     fn send(&mut self, qp: usize, bytes: &[u8], token: Token) {
@@ -392,6 +415,7 @@ impl Sink for Outbox<'_> {
             op: SendOp::Send { imm: None },
             sge: Some(Sge { addr: at.addr, len: bytes.len() as u32, lkey: at.lkey }),
             inline: bytes.len() <= queue.max_inline,
+            pages: None,
         });
     }
 }

@@ -18,6 +18,7 @@
 #[cfg_attr(not(feature = "verbs"), allow(dead_code))]
 pub(crate) mod events;
 pub(crate) mod limits;
+pub(crate) mod pages;
 #[cfg(feature = "verbs")]
 mod raw;
 pub(crate) mod soft;
@@ -32,6 +33,7 @@ use crate::device::Capabilities;
 use crate::error::{DeviceError, MemoryError, PostError, QpError};
 use crate::memory::{Exposed, Mapping, Region};
 use events::{Events, ObjectId};
+use pages::Pages;
 
 /// Access flags of a memory region, with the bits of `enum ibv_access_flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -130,6 +132,9 @@ pub(crate) struct SendWr {
     pub(crate) signaled: bool,
     /// Copy the payload at the post; the elements need no lkey and may be reused when the post returns.
     pub(crate) inline: bool,
+    /// A WRITE of many pieces, which are `pages[n]` of the chain: its element and its target are the places of the first block of the
+    /// first layer. For queue pairs that say so, see [`Qp::takes_pages`].
+    pub(crate) pages: Option<u32>,
 }
 
 /// A chain of send work requests, posted with one doorbell. Reused, so that steady state allocates nothing.
@@ -137,18 +142,33 @@ pub(crate) struct SendWr {
 pub(crate) struct WrChain {
     pub(crate) wrs: Vec<SendWr>,
     pub(crate) sges: Vec<Sge>,
+    pub(crate) pages: Vec<Arc<Pages>>,
 }
 
 impl WrChain {
     pub(crate) fn clear(&mut self) {
         self.wrs.clear();
         self.sges.clear();
+        self.pages.clear();
     }
 
     pub(crate) fn push(&mut self, wr_id: u64, op: SendOp, sges: &[Sge], signaled: bool, inline: bool) {
         let sge_start = self.sges.len() as u32;
         self.sges.extend_from_slice(sges);
-        self.wrs.push(SendWr { wr_id, op, sge_start, sge_len: sges.len() as u16, signaled, inline });
+        let sge_len = sges.len() as u16;
+        self.wrs.push(SendWr { wr_id, op, sge_start, sge_len, signaled, inline, pages: None });
+    }
+
+    /// The WRITE that was pushed last is of `pages`.
+    pub(crate) fn is_of(&mut self, pages: Arc<Pages>) {
+        if let Some(last) = self.wrs.last_mut() {
+            last.pages = Some(self.pages.len() as u32);
+            self.pages.push(pages);
+        }
+    }
+
+    pub(crate) fn pages_of(&self, wr: &SendWr) -> Option<&Arc<Pages>> {
+        self.pages.get(wr.pages? as usize)
     }
 
     pub(crate) fn sges_of(&self, wr: &SendWr) -> &[Sge] {
@@ -746,7 +766,21 @@ impl Qp {
         match self {
             Self::Soft(q) => q.post_send(chain),
             #[cfg(feature = "verbs")]
-            Self::Verbs(q) => q.post_send(chain),
+            Self::Verbs(q) => match chain.wrs.iter().position(|wr| wr.pages.is_some()) {
+                None => q.post_send(chain),
+                // It has said that it takes none.
+                Some(index) => Err(PostError { index, source: io::ErrorKind::Unsupported.into() }),
+            },
+        }
+    }
+
+    /// Bytes of the largest WRITE of pages from memory of `lkey` that it takes now. 0 where it takes none: asked of the connection,
+    /// whose two ends have to have it.
+    pub(crate) fn takes_pages(&self, lkey: u32) -> u32 {
+        match self {
+            Self::Soft(q) => q.takes_pages(lkey),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => 0,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The vocabulary of the protocol's boundary: what goes in, what comes out, and why things end.
 
 use super::plan::{Piece, Plan};
+use crate::provider::pages::Pages;
 use crate::wire::Malformed;
 use std::time::Instant;
 
@@ -94,6 +95,17 @@ pub(crate) trait Sink {
     fn room(&self, qp: usize) -> usize;
     /// An RDMA WRITE, with immediate data if `imm`. A piece of 0 bytes has no source and no target.
     fn write(&mut self, qp: usize, piece: &Piece, imm: Option<u32>, token: Token);
+    /// Bytes of the largest WRITE of pages from memory of `lkey` that `qp` takes; 0 where it takes none.
+    fn takes_pages(&self, qp: usize, lkey: u32) -> u32 {
+        let _ = (qp, lkey);
+        0
+    }
+    /// A WRITE of pages: the piece says all of its bytes, and where the first block of each end is. Only where it is taken.
+    fn write_pages(&mut self, qp: usize, piece: &Piece, pages: Pages, imm: Option<u32>, token: Token) {
+        let _ = pages;
+        debug_assert!(false, "no pages are taken");
+        self.write(qp, piece, imm, token);
+    }
     /// An RDMA READ: from the piece's target side, which is the peer's, to its source side, which is ours.
     fn read(&mut self, qp: usize, piece: &Piece, token: Token);
     /// A SEND of `bytes`, at most `max_control`, copied before this returns.

@@ -4,6 +4,9 @@
 //! [`Cursor::next`] merges neighbours (contiguous in the source and in the target) into one piece, and cuts at
 //! `max_write` and at the seams of both sides: the borders between the memory regions that make up a pool.
 //!
+//! A plan that would be many small WRITEs can be cut into WRITEs of pages instead ([`Cursor::next_pages`]), where the connection takes
+//! those: some blocks, with all of their layers.
+//!
 //! The runs of a plain plan are of blocks, each copied as it is. Those of a mapped plan are of tokens: a [`Mapping`] says
 //! which bytes of a token go where, in blocks of another size, order or set of heads.
 
@@ -11,6 +14,12 @@ use super::runs::{Run, RunList, Runs};
 use super::seams::PoolSeams;
 use crate::kv::layout::{Dtype, Layout};
 use crate::kv::mapping::Mapping;
+use crate::provider::pages::{MAX_PAIRS, Pages, Strides, pair};
+
+/// A plan of so many WRITEs, or more, may be cut into pages: what one call of `transmit` posts is left as it is.
+const MANY: u64 = 256;
+/// Of so many bytes a WRITE is worth a request of its own.
+const LARGE: u64 = 1 << 20;
 
 /// One WRITE. 0 bytes only as a bare notification, which has no source and no target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -228,6 +237,13 @@ impl Plan {
         self.layers
     }
 
+    /// It is many WRITEs, and small ones.
+    fn is_scattered(&self) -> bool {
+        let dense = self.src.block_stride == self.block_bytes && self.dst.block_stride == self.block_bytes;
+        let writes = if dense { self.runs.len() as u64 * u64::from(self.layers) } else { self.descriptors };
+        self.mapping.is_none() && writes >= MANY && self.bytes / writes < LARGE
+    }
+
     /// What it copies in one layer, counted from its first. Shares the runs.
     pub(crate) fn layer(&self, layer: u32) -> Option<Self> {
         let layers = u64::from(self.layers);
@@ -258,6 +274,8 @@ pub(crate) struct Cursor {
     row: u64,
     /// Bytes of the current block, or row, that are done.
     byte: u64,
+    /// It is being cut into pages: blocks with all their layers.
+    paged: bool,
     src_hint: usize,
     dst_hint: usize,
 }
@@ -320,6 +338,63 @@ impl Cursor {
         }
     }
 
+    /// Whether blocks follow with all of their layers: of a plan that is cut into pages from the start.
+    fn may_page(&self, plan: &Plan) -> bool {
+        let fresh = (self.layer, self.run, self.block, self.row, self.byte) == (0, 0, 0, 0, 0);
+        self.paged || (fresh && plan.is_scattered())
+    }
+
+    /// What was begun by pages goes on by pages.
+    pub(crate) fn is_paged(&self) -> bool {
+        self.paged
+    }
+
+    /// Cuts the next WRITE of pages, of at most as many bytes as `most` says for the key of the source. Its piece is all of it, at the
+    /// places of the first block of each end. `None` where the plan is not for that, or parts of a pool have different keys.
+    pub(crate) fn next_pages(
+        &mut self,
+        plan: &Plan,
+        rail: usize,
+        most: impl FnOnce(u32) -> u32,
+    ) -> Option<(Piece, Pages)> {
+        if self.is_done(plan) || !self.may_page(plan) {
+            return None;
+        }
+        let ((src_addr, lkey), (dst_addr, rkey)) =
+            (plan.src.seams.rail(rail).whole()?, plan.dst.seams.rail(rail).whole()?);
+        let block = plan.block_bytes.checked_mul(plan.layers.into())?;
+        let most = usize::try_from(u64::from(most(lkey)) / block).ok()?.min(MAX_PAIRS);
+        let (at, mut pairs) = (*self, Vec::with_capacity(most));
+        while pairs.len() < most
+            && let Some(run) = plan.runs.get(self.run)
+        {
+            let n = (run.count - self.block).min((most - pairs.len()) as u32);
+            pairs.extend((self.block..self.block + n).map(|b| pair(run.src + b, run.dst + b)));
+            self.block += n;
+            if self.block == run.count {
+                (self.run, self.block) = (self.run + 1, 0);
+            }
+        }
+        let strides = |side: &Side| Strides { layer: side.layer_stride, block: side.block_stride };
+        let (source, target) = (strides(&plan.src), strides(&plan.dst));
+        let piece = u32::try_from(plan.block_bytes).ok();
+        let pages = piece.map(|piece| Pages { piece, layers: plan.layers, source, target, pairs });
+        // Targets that are not apart, and blocks larger than that: they are cut as usual.
+        let cut = pages.and_then(|pages| Some((pages.spans().and(pages.bytes())?, pages)));
+        let Some((len, pages)) = cut else {
+            *self = at;
+            return None;
+        };
+        self.paged = true;
+        if self.run == plan.runs.len() {
+            (self.run, self.layer) = (0, plan.layers);
+        }
+        let first = u64::from(plan.first_layer);
+        let src_addr = src_addr + first * plan.src.layer_stride;
+        let dst_addr = dst_addr + first * plan.dst.layer_stride;
+        Some((Piece { src_addr, lkey, dst_addr, rkey, len }, pages))
+    }
+
     /// Cuts the next WRITE, of at most `max_write` bytes, as the devices of `rail` see it.
     pub(crate) fn next(&mut self, plan: &Plan, rail: usize, max_write: u32) -> Option<Piece> {
         let (src, dst, mut avail) = self.extent(plan)?;
@@ -378,6 +453,53 @@ mod tests {
         assert!(got.iter().all(|p| p.len == 2 << 20 && p.lkey == 1 && p.rkey == 2));
         assert!(std::mem::size_of::<Run>() <= 16);
         assert_eq!(plan.runs(), 1);
+    }
+
+    /// Whatever is cut into pages is what would have been cut into pieces.
+    #[test]
+    fn k8_pages_are_the_same_bytes_as_pieces() {
+        let (sl, dl) = (Layout::new(6, 300, 10, 3000, 10), Layout::new(6, 400, 10, 10, 60));
+        let (sl, dl) = (sl.expect("valid"), dl.expect("valid"));
+        let (s, d) = (seams(&[(0x1_0000, 18_000, 1)]), seams(&[(0x9_0000, 24_000, 2)]));
+        let mut b = PlanBuilder::new((&sl, &s), (&dl, &d)).expect("same layout");
+        for i in 0..100 {
+            b.push((i * 37) % 300, 399 - (i * 3) % 400, 1).expect("in range");
+        }
+        b.push(290, 7, 10).expect("in range");
+        let plan = b.build_by_layer().expect("small");
+        let bytes_of = |piece: Piece, len: u32| {
+            (0..u64::from(len)).map(move |i| (piece.dst_addr + i, piece.src_addr + i)).collect::<Vec<_>>()
+        };
+        for plan in [plan.clone(), plan.layer(3).expect("one of six")] {
+            let mut want: Vec<_> = pieces(&plan, 1000).into_iter().flat_map(|p| bytes_of(p, p.len)).collect();
+            if plan.layers == 1 {
+                assert!(Cursor::default().next_pages(&plan, 0, |_| 4096).is_none(), "few");
+                continue;
+            }
+            let (mut c, mut got, mut writes) = (Cursor::default(), Vec::new(), 0);
+            while let Some((all, pages)) = c.next_pages(&plan, 0, |key| key * 1000) {
+                assert!((all.lkey, all.rkey) == (1, 2) && all.len <= 1000);
+                let mut done = 0;
+                while let Some((from, to, left)) = pages.at(done) {
+                    let (src_addr, dst_addr) = (all.src_addr + from, all.dst_addr + to);
+                    got.extend(bytes_of(Piece { src_addr, dst_addr, ..all }, left));
+                    done += u64::from(left);
+                }
+                assert_eq!(done, u64::from(all.len));
+                writes += 1;
+            }
+            assert!(c.is_done(&plan) && c.is_paged());
+            assert_eq!(writes, 7, "110 blocks of 60 bytes, 16 of them in a thousand");
+            want.sort_unstable();
+            got.sort_unstable();
+            assert_eq!(got, want);
+        }
+        let mut begun = Cursor::default();
+        begun.next(&plan, 0, 10).expect("not done");
+        assert!(begun.next_pages(&plan, 0, |_| 4096).is_none(), "begun by pieces");
+        let mut c = Cursor::default();
+        assert!(c.next_pages(&plan, 0, |_| 0).is_none() && !c.is_paged(), "not taken");
+        assert!(c.next_pages(&plan, 0, |_| 59).is_none() && !c.is_paged(), "not a block");
     }
 
     /// DeepSeek-V2-Lite: 27 layers × 8,192 tokens of 1,152 bytes, in runs of 47.

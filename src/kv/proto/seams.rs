@@ -42,6 +42,14 @@ impl Seams {
         self.total
     }
 
+    /// Address and key of the whole pool, where one part has it.
+    pub(super) fn whole(&self) -> Option<(u64, u32)> {
+        match &self.parts[..] {
+            [part] => Some((part.addr, part.key)),
+            _ => None,
+        }
+    }
+
     /// Address and key at `offset`, and how many bytes follow in the same part. `hint` is the last part used.
     pub(super) fn at(&self, offset: u64, hint: &mut usize) -> (u64, u32, u64) {
         // The hint may be that of another rail, with more parts.

@@ -12,6 +12,7 @@ use super::rails::Rail;
 use super::record::{Counts, Record};
 use super::transfer::{HeaderState, Transfer};
 use super::{Connection, Link, Notify, SQ_RESERVE};
+use crate::provider::pages::Pages;
 use std::time::Instant;
 
 /// Work requests of one call (R9).
@@ -25,6 +26,8 @@ struct Cut {
     qp: usize,
     /// `None` if there is nothing (left) to copy.
     piece: Option<Piece>,
+    /// What the piece is made of, where it is more than one.
+    pages: Option<Pages>,
     cursor: Cursor,
     last: bool,
     /// It carries a notification.
@@ -104,7 +107,7 @@ impl Connection {
         if t.cut {
             return self.step_tail(id, now, sink);
         }
-        let Some(Cut { rail, qp, piece, cursor, last, notify }) = self.cut(id, sink) else {
+        let Some(Cut { rail, qp, piece, pages, cursor, last, notify }) = self.cut(id, sink) else {
             return Step::Blocked;
         };
         let Some(t) = self.sender.get_mut(id) else { return Step::Finished };
@@ -123,7 +126,11 @@ impl Connection {
                 t.notified &= !(1 << qp);
             }
             let piece = piece.unwrap_or_default();
-            sink.write(qp, &piece, notify.then_some(slot.imm()), Token::data(qp, id));
+            let (imm, token) = (notify.then_some(slot.imm()), Token::data(qp, id));
+            match pages {
+                None => sink.write(qp, &piece, imm, token),
+                Some(pages) => sink.write_pages(qp, &piece, pages, imm, token),
+            }
         }
         let wrote = piece.is_some() || by_imm;
         if last {
@@ -162,7 +169,16 @@ impl Connection {
     fn cut_for(&self, t: &Transfer, rail: usize, max_write: u32, sink: &impl Sink) -> Option<Cut> {
         let cfg = &self.cfg.rails[rail];
         let mut cursor = t.cursor;
-        let piece = cursor.next(&t.plan, rail, max_write);
+        // One of the rail speaks for the others: where that is wrong, they are passed over.
+        let paged = self.rails[rail]
+            .turn()
+            .next()
+            .and_then(|q| cursor.next_pages(&t.plan, rail, |key| sink.takes_pages(q, key).min(max_write)));
+        let (piece, pages) = match paged {
+            Some((piece, pages)) => (Some(piece), Some(pages)),
+            None if cursor.is_paged() && !cursor.is_done(&t.plan) => return None,
+            None => (cursor.next(&t.plan, rail, max_write), None),
+        };
         let last = cursor.is_done(&t.plan);
         // Without order every WRITE notifies; with order the last one does, unless a SEND will.
         let notify = cfg.notify == Notify::Imm && (last || !cfg.ordered);
@@ -170,7 +186,12 @@ impl Connection {
         let needs_credit = notify || piece.is_none();
         let prefer = if last { t.took_part } else { 0 };
         let qp = pick(&self.links, &self.rails[rail], sink, needs_credit, prefer)?;
-        Some(Cut { rail, qp, piece, cursor, last, notify })
+        if let (Some(piece), Some(_)) = (&piece, &pages)
+            && sink.takes_pages(qp, piece.lkey) < piece.len
+        {
+            return None;
+        }
+        Some(Cut { rail, qp, piece, pages, cursor, last, notify })
     }
 
     /// Ordered only: posts one notification on a queue pair that took part and has none.

@@ -85,7 +85,8 @@ impl QpInner {
 
     fn check_segment(&mut self, desc: &Desc) -> Result<Target, Stop> {
         let send = desc.opcode == Opcode::Send;
-        if !send {
+        let paged = desc.table().is_some();
+        if !send && !paged {
             self.check_remote(desc, desc.total, AccessFlags::REMOTE_WRITE)?;
         }
         let at = match self.rx.find(desc.msn) {
@@ -117,6 +118,9 @@ impl QpInner {
         message.planned += desc.len;
         if desc.len == 0 {
             return Ok(Target::Nothing);
+        }
+        if paged {
+            return Ok(Target::Pages);
         }
         if !send {
             let addr = desc.addr + u64::from(desc.offset);

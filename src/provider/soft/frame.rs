@@ -9,7 +9,8 @@
 //! ```
 //! Over shared memory ([`FLAG_REFERENCES`]) a descriptor can say instead where its payload is: in the payload's place are then
 //! `status` references of 24 bytes (`shm/reference.rs`). Where that is memory of a GPU ([`FLAG_FAR`]), it does not count in the
-//! frame's payload.
+//! frame's payload. A WRITE of pages ([`FLAG_PAGES`]) has a table of `status` pairs there (`shm/pages.rs`), whose bytes count in the
+//! frame's payload instead of its own.
 //!
 //! Integers are little-endian, but an immediate is in network order, as in the BTH's ImmDt. A message sequence
 //! number (MSN) counts the requests of one direction from 0. Acknowledgements are of executed messages: RC's are
@@ -17,9 +18,10 @@
 
 use subtle::ConstantTimeEq;
 
-use super::shm::MAX_REFERENCES;
+use super::shm::{MAX_REFERENCES, table_bytes};
 use super::tuning::{FRAME_BYTES, MAX_DESCS};
 use crate::provider::WcStatus;
+use crate::provider::pages::MAX_PAIRS;
 
 pub(super) const PREAMBLE: usize = 32;
 pub(super) const HEADER: usize = 16;
@@ -122,6 +124,8 @@ pub(super) const FLAG_IMM: u8 = 1;
 pub(super) const FLAG_REFERENCES: u8 = 2;
 /// Those are to memory of a GPU, and their bytes are none of the frame's: no bound of it holds for them.
 pub(super) const FLAG_FAR: u8 = 4;
+/// A WRITE of many pieces: a table of `status` pairs of blocks travels, and no payload.
+pub(super) const FLAG_PAGES: u8 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Desc {
@@ -163,9 +167,23 @@ impl Desc {
         self.flags |= FLAG_FAR;
     }
 
+    /// Bytes of the table that travels, where one does.
+    pub(super) fn table(&self) -> Option<usize> {
+        (self.flags & FLAG_PAGES != 0).then(|| table_bytes(self.status.into()))
+    }
+
     /// Bytes that count in the frame's payload.
     pub(super) fn counted(&self) -> u32 {
-        if self.is_far() { 0 } else { self.len }
+        match self.table() {
+            Some(table) => table as u32,
+            None if self.is_far() => 0,
+            None => self.len,
+        }
+    }
+
+    pub(super) fn set_pages(&mut self, pairs: usize) {
+        self.flags |= FLAG_PAGES;
+        self.status = pairs as u16;
     }
 
     pub(super) fn set_references(&mut self, n: usize) {
@@ -248,7 +266,10 @@ impl Desc {
             Opcode::FetchAdd => (this.total, this.offset, this.len) == (8, 0, 8),
             Opcode::ReadRequest | Opcode::AtomicResponse | Opcode::Ack | Opcode::Nak => this.len == 0,
         };
-        (sane && referable).then_some(this)
+        let one = this.offset == 0 && this.len == this.total && this.len > 0;
+        let whole = opcode == Opcode::Write && one && this.references().is_none();
+        let paged = this.table().is_none() || (whole && (1..=MAX_PAIRS).contains(&this.status.into()));
+        (sane && referable && paged).then_some(this)
     }
 }
 

@@ -21,6 +21,7 @@ use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
 use super::sq::Cause;
 use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Source};
 use crate::memory::Mapping;
+use crate::provider::pages::{Pages, Spans};
 use crate::provider::{QpState, WcStatus};
 
 /// Flights of a queue pair at a time: enough that one is queued while another is under way.
@@ -198,6 +199,45 @@ impl Landings {
         Ok(())
     }
 
+    /// Queues all of `pages` for a kernel: from `source`, where their span begins, to `range`, which is theirs of the target. They are
+    /// `bytes`, and when they are copied the peer may have its ring back up to `mark`. False where a kernel is not for them.
+    pub(super) fn collect_pages(
+        &mut self,
+        link: &mut ShmLink,
+        source: &Reference,
+        (pages, spans): (&Pages, &Spans),
+        range: MemRange<'_>,
+        (bytes, mark): (u32, u64),
+    ) -> Result<bool, NoCopy> {
+        let Some(gpu) = range.device().map(|memory| memory.gpu()) else { return Ok(false) };
+        let len = spans.source.end - spans.source.start;
+        let Way::Device { from, hold, here, .. } = link.way(source, 0, len, Some(gpu))? else {
+            return Ok(false);
+        };
+        if !matches!(&hold, Hold::Memory(source) if source.is_of(gpu)) {
+            return Ok(false);
+        }
+        // What was collected before them comes before them.
+        self.launch(None).map_err(unable_to_copy)?;
+        let (to, from) =
+            (range.addr().wrapping_sub(spans.target.start), from.wrapping_sub(spans.source.start));
+        let copier = &mut self.of(gpu).map_err(unable_to_copy)?.copier;
+        // SAFETY: both spans were looked up, the target's in a registered mapping and the source's in opened or own memory, and
+        // hold each piece. Both are held by what is kept beside the flight until it is over.
+        let flight = unsafe { copier.launch_pages(pages, to, from) }.map_err(unable_to_copy)?;
+        let Some(flight) = flight.map(Arc::new) else { return Ok(false) };
+        range.mapping().written_by(&flight);
+        let path = if here { &mut self.traffic.same_process } else { &mut self.traffic.ipc };
+        path.received(bytes.into());
+        self.traffic.calls += u64::from(flight.calls());
+        self.launched += 1;
+        let (number, targets) = (self.launched, vec![range.mapping().clone()]);
+        let (mark, holds) = (Some(mark), vec![hold]);
+        self.flights.push_back(InFlight { flight, number, mark, _holds: holds, _targets: targets });
+        self.look_soon();
+        Ok(true)
+    }
+
     /// Copies bytes that came with a frame to memory of a GPU, behind what was collected for it.
     pub(super) fn put(&mut self, range: MemRange<'_>, bytes: &[u8]) -> Result<(), CudaError> {
         let Some(memory) = range.device() else { return Ok(()) };
@@ -252,10 +292,15 @@ impl Landings {
             self.flights.push_back(InFlight { flight, number, mark, _holds: holds, _targets: targets });
         }
         self.launched = number;
+        self.look_soon();
+        Ok(())
+    }
+
+    /// Something was queued just now.
+    fn look_soon(&mut self) {
         let now = Instant::now();
         self.since.get_or_insert(now);
         self.next_look = Some(now + FIRST_LOOK);
-        Ok(())
     }
 
     fn collected_bytes(&self) -> u64 {
@@ -333,7 +378,7 @@ impl QpInner {
         }
         let short = self.landings.collected_bytes() <= SHORT;
         // References that are taken and not copied yet are in front of what is staged.
-        let mark = self.link.shm().filter(|_| self.rx.references.is_empty()).map(|link| {
+        let mark = self.link.shm().filter(|_| !self.rx.is_copying()).map(|link| {
             let staged = self.rx.staged().len() as u64;
             link.rings().taken().wrapping_sub(staged)
         });
@@ -409,7 +454,7 @@ impl QpInner {
     /// All that was received is done with, but for what is still in the staging buffer, and for references that are not copied.
     pub(super) fn free_ring(&self) {
         if let Link::Up(Stream::Shm(link)) = &self.link
-            && self.rx.references.is_empty()
+            && !self.rx.is_copying()
             && self.landings.flights.is_empty()
             && !self.landings.has_collected()
         {

@@ -193,7 +193,12 @@ impl MrGuard<'_> {
 
     /// Whether `key` is of memory of a GPU.
     pub(super) fn is_device(&self, key: u32) -> bool {
-        self.0.live.get(&key).is_some_and(|entry| entry.mapping.device_memory().is_some())
+        self.mapping(key).is_some_and(|mapping| mapping.device_memory().is_some())
+    }
+
+    /// What `key` is of.
+    pub(super) fn mapping(&self, key: u32) -> Option<&Arc<Mapping>> {
+        self.0.live.get(&key).map(|entry| &entry.mapping)
     }
 }
 
@@ -252,6 +257,12 @@ impl<'g> MemRange<'g> {
     /// The memfd behind it, and where this range begins in it. `None` for the user's memory.
     pub(super) fn memfd(self) -> Option<MemfdOf<'g>> {
         MemfdOf::new(self.mapping, self.addr)
+    }
+
+    /// `offset..+len` of it.
+    pub(super) fn part(self, offset: u64, len: u32) -> Option<Self> {
+        let inside = offset.checked_add(len.into())? <= self.len as u64;
+        inside.then_some(Self { addr: self.addr + offset, len: len as usize, ..self })
     }
 
     pub(super) fn as_ptr(self) -> *mut u8 {

@@ -3,12 +3,15 @@
 //! The copy of inline payload is the only `unsafe` here.
 
 use std::io;
+use std::sync::Arc;
 
 use super::atomic;
 use super::faults::Posted;
 use super::qp::{QpInner, refused};
+use super::shm::PostedPages;
 use super::sq::Cause;
 use crate::error::PostError;
+use crate::provider::pages::Pages;
 use crate::provider::{AccessFlags, Cqe, QpState, SendOp, SendWr, Sge, WcStatus, WrChain};
 
 impl QpInner {
@@ -17,15 +20,24 @@ impl QpInner {
             return Err(refused(0, libc::EINVAL));
         }
         for (index, wr) in chain.wrs.iter().enumerate() {
-            self.post_one(wr, chain.sges_of(wr)).map_err(|source| PostError { index, source })?;
+            let (sges, pages) = (chain.sges_of(wr), chain.pages_of(wr));
+            self.post_one(wr, sges, pages).map_err(|source| PostError { index, source })?;
         }
         Ok(())
     }
 
-    pub(super) fn post_one(&mut self, wr: &SendWr, sges: &[Sge]) -> io::Result<()> {
+    pub(super) fn post_one(
+        &mut self,
+        wr: &SendWr,
+        sges: &[Sge],
+        pages: Option<&Arc<Pages>>,
+    ) -> io::Result<()> {
         let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         let caps = &self.device.caps;
-        let total: u64 = sges.iter().map(|s| u64::from(s.len)).sum();
+        let total: u64 = match pages {
+            Some(pages) => pages.bytes().unwrap_or(0).into(),
+            None => sges.iter().map(|s| u64::from(s.len)).sum(),
+        };
         // Our elements are written, and not read.
         let read = wr.op.has_answer();
         let imm = matches!(wr.op, SendOp::Send { imm: Some(_) } | SendOp::Write { imm: Some(_), .. });
@@ -53,7 +65,16 @@ impl QpInner {
         if self.sq.is_full() {
             return errno(libc::ENOMEM);
         }
-        if !read
+        let mut posted_pages = None;
+        if let Some(pages) = pages {
+            let ([from], Some(spans), false) = (sges, pages.spans(), wr.inline) else {
+                return errno(libc::EINVAL);
+            };
+            if self.takes_pages(from.lkey) == 0 {
+                return errno(libc::EOPNOTSUPP);
+            }
+            posted_pages = Some(PostedPages { pages: pages.clone(), spans });
+        } else if !read
             && !wr.inline
             && let Some(why) = self.unreadable(sges, AccessFlags::default())
         {
@@ -71,8 +92,13 @@ impl QpInner {
         if failure.is_none() && !wr.inline {
             let access = if read { AccessFlags::LOCAL_WRITE } else { AccessFlags::default() };
             let guard = self.device.mrs.read();
-            let covered = |s: &Sge| {
-                s.len == 0 || guard.resolve(s.lkey, self.pd, s.addr, s.len.into(), access).is_some()
+            let covered = |s: &Sge| match &posted_pages {
+                Some(PostedPages { spans, .. }) => {
+                    let (start, end) = (spans.source.start, spans.source.end);
+                    let at = s.addr.wrapping_add(start);
+                    guard.resolve(s.lkey, self.pd, at, end - start, access).is_some()
+                }
+                None => s.len == 0 || guard.resolve(s.lkey, self.pd, s.addr, s.len.into(), access).is_some(),
             };
             failure = (!sges.iter().all(covered)).then_some(WcStatus::LocalProtection);
         }
@@ -82,6 +108,9 @@ impl QpInner {
         } else {
             self.sq.push(wr.wr_id, wr.op, wr.signaled, total.min(u32::MAX.into()) as u32, sges, None)
         };
+        if let Some(pages) = posted_pages {
+            self.sq.is_of(msn, pages);
+        }
         if let Some(until) = hold {
             self.sq.hold(msn, until);
         }

@@ -241,6 +241,11 @@ impl SoftQp {
         }
     }
 
+    /// Bytes of the largest WRITE of pages from memory of `lkey`; 0 where none goes.
+    pub(crate) fn takes_pages(&self, lkey: u32) -> u32 {
+        lock(&self.shared.inner).takes_pages(lkey)
+    }
+
     /// Why the peer cannot be given what is in `region`, memory of a GPU.
     pub(crate) fn why_not_send(&self, region: &Region<Exposed>) -> Option<String> {
         let memory = region.device_memory()?;

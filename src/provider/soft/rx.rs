@@ -17,7 +17,7 @@ use super::frame::{DESC, Desc, HEADER, Header, Nak, Opcode, PREAMBLE, Preamble};
 use super::link::{Link, Stream};
 use super::mr::{MemRange, MrGuard};
 use super::qp::QpInner;
-use super::shm::Reference;
+use super::shm::{Incoming, Reference};
 use super::sq::{Cause, Piece, SendQueue};
 use super::sys::{self, RecvVecs};
 use super::tuning::{MAX_DESCS, SEGMENT_BYTES, STAGE_BYTES};
@@ -86,6 +86,8 @@ pub(super) enum Target {
     Read,
     /// The staging buffer, of which an atomic takes its operands.
     Operands,
+    /// What the table says that is still to come.
+    Pages,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +119,9 @@ pub(super) struct Rx {
     /// Of that descriptor, when its payload does not travel: what is left to copy, and how much of the first is done.
     pub(super) references: VecDeque<Reference>,
     pub(super) copied: u32,
+    /// As much of a table of pages as is here; and those whose table is, until all of them are copied.
+    pub(super) table: Vec<u8>,
+    pub(super) pages: Option<Box<Incoming>>,
     /// The peer ended before its payload was copied: from there on only what it says of our requests counts.
     pub(super) discarding: bool,
     /// The descriptor after the checked ones is refused, once those before it are done.
@@ -141,6 +146,8 @@ impl Rx {
             off: 0,
             references: VecDeque::new(),
             copied: 0,
+            table: Vec::new(),
+            pages: None,
             discarding: false,
             refused: None,
             open: VecDeque::new(),
@@ -158,6 +165,8 @@ impl Rx {
     pub(super) fn abandon(&mut self) -> impl Iterator<Item = RecvWr> + '_ {
         (self.at, self.off, self.copied) = (0, 0, 0);
         self.references.clear();
+        self.table.clear();
+        self.pages = None;
         self.descs.clear();
         self.targets.clear();
         (self.not_ready, self.refused) = (None, None);
@@ -172,6 +181,11 @@ impl Rx {
     /// Room for bytes that nobody wants, once the connection has failed.
     pub(super) fn scratch(&mut self) -> &mut [u8] {
         &mut self.stage
+    }
+
+    /// Payload that does not travel waits to be copied: the peer is not done with its memory, and nothing else is read.
+    pub(super) fn is_copying(&self) -> bool {
+        !self.references.is_empty() || self.pages.is_some()
     }
 
     pub(super) fn staged(&self) -> &[u8] {
@@ -194,7 +208,7 @@ pub(super) fn memory_of<'g>(
     mut each: impl FnMut(MemRange<'g>),
 ) -> Result<(), Stop> {
     match *target {
-        Target::Nothing | Target::Operands => Ok(()),
+        Target::Nothing | Target::Operands | Target::Pages => Ok(()),
         Target::Memory { addr, key, access, recv } => {
             let range = guard.resolve(key, pd, addr + u64::from(off), len.into(), access);
             // It was there when the descriptor was checked: deregistered since.
@@ -353,7 +367,7 @@ impl QpInner {
         let (start, stop) = (rx.start + HEADER, rx.start + end);
         for bytes in rx.stage[start..stop].as_chunks::<DESC>().0 {
             let desc = Desc::decode(bytes).ok_or(Stop::Nonsense)?;
-            if desc.references().is_some() && !shared {
+            if (desc.references().is_some() || desc.table().is_some()) && !shared {
                 return Err(Stop::Nonsense);
             }
             payload += u64::from(desc.counted());
@@ -382,6 +396,9 @@ impl QpInner {
                     return Ok(());
                 }
                 continue;
+            }
+            if let Some(bytes) = desc.table() {
+                return self.take_table(&desc, bytes);
             }
             if let Some(n) = desc.references() {
                 return self.take_references(&desc, n);

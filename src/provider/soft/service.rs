@@ -65,7 +65,7 @@ impl QpInner {
             && bytes < ACK_BYTES
             && self.may_read(self.held().1)
             && !self.wants_to_send()
-            && (!self.rx.references.is_empty() || link.rings().has_bytes())
+            && (self.rx.is_copying() || link.rings().has_bytes())
     }
 
     /// What of shared memory it would do something about.

@@ -5,6 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Instant;
 
 use super::rng::Rng;
+use super::shm::PostedPages;
 use super::tuning::{HOLD_ONE_IN, HOLD_SLICES, PAUSE_BYTES, PICK_WINDOW};
 use crate::provider::{Cqe, SendOp, Sge, WcStatus};
 
@@ -31,6 +32,8 @@ pub(super) struct Entry {
     /// READ, atomic: bytes that have come back.
     pub(super) received: u32,
     done: bool,
+    /// A WRITE of pages, of which its element only says where the first one is.
+    pub(super) pages: Option<Box<PostedPages>>,
     /// Held back until this slice: where there is no order, and (`NEVER`) by a fault, which ends by time.
     release: u64,
 }
@@ -174,6 +177,7 @@ impl SendQueue {
             planned: 0,
             received: 0,
             done: false,
+            pages: None,
             release,
         });
         if self.bytes < PAUSE_BYTES {
@@ -287,6 +291,19 @@ impl SendQueue {
     /// The request `msn`, unless it is done.
     pub(super) fn get(&self, msn: u32) -> Option<&Entry> {
         self.index(msn).map(|i| &self.entries[i]).filter(|e| !e.done)
+    }
+
+    /// The request `msn`, which was just posted, is of pages.
+    pub(super) fn is_of(&mut self, msn: u32, pages: PostedPages) {
+        if let Some(i) = self.index(msn) {
+            self.entries[i].pages = Some(Box::new(pages));
+        }
+    }
+
+    /// Its first element, when it has one.
+    pub(super) fn first_element(&self, e: &Entry) -> Option<Sge> {
+        let at = (e.data_at - self.sges_gone) as usize;
+        (!e.inline && e.sge_len > 0).then(|| self.sges[at])
     }
 
     /// The keys of its elements.

@@ -11,7 +11,7 @@ use super::frame::{DESC, Desc, HEADER, Header, Opcode, PREAMBLE, Preamble};
 use super::link::{Link, Stream};
 use super::qp::QpInner;
 use super::rx::{Expect, Stop};
-use super::shm::Reference;
+use super::shm::{Reference, table_bytes};
 use super::sq::{Cause, Piece};
 use super::sys::SendVecs;
 use super::tuning::{FRAME_BYTES, MAX_DESCS, MAX_PIECES, SEGMENT_BYTES, SEGMENT_BYTES_UNORDERED};
@@ -136,6 +136,14 @@ impl Tx {
     pub(super) fn push_references(&mut self, len: u32) {
         let at = self.copied.len() as u32;
         self.references.iter().for_each(|r| self.copied.extend_from_slice(&r.encode()));
+        self.pieces.push(Out::Copied { at, len: self.copied.len() as u32 - at });
+        self.referred += len as usize;
+    }
+
+    /// A table travels instead of `len` bytes of payload.
+    pub(super) fn push_table(&mut self, len: u32, encode: impl FnOnce(&mut Vec<u8>)) {
+        let at = self.copied.len() as u32;
+        encode(&mut self.copied);
         self.pieces.push(Out::Copied { at, len: self.copied.len() as u32 - at });
         self.referred += len as usize;
     }
@@ -417,7 +425,9 @@ impl QpInner {
         let Some(e) = self.sq.get(msn) else { return false };
         let left = e.total - e.sent;
         let inside = if e.op.is_atomic() { atomic::OPERANDS } else { left };
-        if !self.tx.has_room(inside as usize) {
+        let table = e.pages.as_ref().map(|posted| table_bytes(posted.pages.pairs.len()));
+        let fits = table.is_none_or(|table| self.tx.payload == 0 || self.tx.payload + table <= self.tx.cap);
+        if !self.tx.has_room(inside as usize) || !fits {
             return false;
         }
         let (opcode, imm) = match e.op {
@@ -443,6 +453,13 @@ impl QpInner {
             let len = self.tx.copied.len() as u32 - at;
             (desc.total, desc.len) = (len, len);
             self.tx.pieces.push(Out::Copied { at, len });
+        } else if table.is_some() {
+            desc.len = desc.total;
+            if !self.refer_pages(&mut desc, msn) {
+                self.cannot_send(Some(msn));
+                return false;
+            }
+            self.sq.refer(msn);
         } else if !e.op.has_answer() {
             let far = self.link.shm().is_some() && self.sq.keys(e).any(|key| self.is_device(key));
             (desc.offset, desc.len) = (e.sent, if far { left } else { left.min(self.tx.room(segment)) });

@@ -9,6 +9,7 @@
 //!   ring.rs       bytes in both directions         map.rs     their memory      fence.rs  the end, and sleep
 //!   reference.rs  what travels instead of payload  refer.rs   made by the sender
 //!   receive.rs    taken by the receiver, who copies     loans.rs  what it may be copying
+//!   pages.rs      many pieces by one table, at both ends
 //!   peer_map.rs   a region of the peer, mapped read-only; one mapping a memfd in the process
 //!   copy.rs       from such a mapping to registered memory      raw_copy.rs   the copy itself
 //!   cross.rs      from memory that the peer has not shared, where the system permits it
@@ -22,6 +23,7 @@ mod fence;
 mod link;
 mod loans;
 mod map;
+mod pages;
 mod peer_map;
 mod raw_copy;
 mod receive;
@@ -46,6 +48,7 @@ pub(super) use door::address;
 pub(super) use door::{ShmDoor, Visit, dial};
 pub(super) use link::{NoCopy, ShmLink};
 pub(super) use loans::Lenders;
+pub(super) use pages::{Incoming, Posted as PostedPages, table_bytes};
 pub(super) use peer_map::PeerMap;
 pub(super) use reference::{MAX_REFERENCES, Reference};
 pub(super) use ring::{Rings, WANTS_BYTES, WANTS_END, WANTS_ROOM};

@@ -18,6 +18,9 @@ use super::reference::{REFERENCE, decode_all};
 impl QpInner {
     /// Copies a piece of the payload that is referred to, or reads the ring, up to `limit` bytes. How many that were; 0 at the end.
     pub(in crate::provider::soft) fn read_shared(&mut self, limit: usize) -> io::Result<Result<usize, Stop>> {
+        if self.rx.pages.is_some() {
+            return Ok(self.copy_pages(limit));
+        }
         if !self.rx.references.is_empty() {
             return Ok(self.copy_some(limit));
         }
@@ -61,7 +64,7 @@ impl QpInner {
                     .sq
                     .get(desc.msn)
                     .is_some_and(|entry| self.sq.keys(entry).all(|key| guard.is_device(key))),
-                Target::Nothing | Target::Operands => true,
+                Target::Nothing | Target::Operands | Target::Pages => true,
             };
         let most = if beside { limit } else { limit.min(SEGMENT_BYTES) };
         let take = (reference.len - skip).min(u32::try_from(most).unwrap_or(u32::MAX));
@@ -118,16 +121,18 @@ impl QpInner {
 
     /// The peer has ended, and with that its payload is gone that was not copied: the connection is about to end, too. What the
     /// peer has said of our requests before that still counts, as it would if it came by TCP.
-    fn discard(&mut self) {
+    pub(super) fn discard(&mut self) {
         let rx = &mut self.rx;
         rx.references.clear();
+        rx.pages = None;
         (rx.copied, rx.off, rx.at, rx.discarding) = (0, 0, rx.at + 1, true);
     }
 
     /// Passes over what travels for a descriptor, and executes it if it is an answer. False when more of it has to come.
     pub(in crate::provider::soft) fn discard_staged(&mut self, desc: &Desc) -> Result<bool, Stop> {
         let rx = &mut self.rx;
-        let travels = desc.references().map_or(desc.len as usize, |n| n * REFERENCE);
+        let referred = desc.references().map_or(desc.len as usize, |n| n * REFERENCE);
+        let travels = desc.table().unwrap_or(referred);
         let n = rx.staged().len().min(travels - rx.off as usize);
         rx.start += n;
         rx.off += n as u32;

@@ -1,0 +1,245 @@
+//! A WRITE of pages: a table of blocks travels, and the receiver copies each piece from where it is to where it belongs.
+//!
+//! ```text
+//!   table  memory u64 · where the lowest piece begins in it u64 · bytes of a piece u32 · layers u32 ·
+//!          strides of the source: layer u64, block u64 · of the target: layer u64, block u64        56 bytes
+//!          pairs: block of the source in the upper half, of the target in the lower                 u64 each
+//! ```
+//! The memory is lent as for a reference (`reference.rs`). The address in the descriptor is that of the target's block 0 in the first
+//! layer, wherever that is: what counts is what the pieces cover, and that is looked up by the key when the table is here. Between
+//! GPUs one kernel copies all of it; elsewhere pieces are copied in turns, as large payload is.
+
+use std::sync::Arc;
+
+use super::super::frame::{Desc, Nak};
+use super::super::link::{Link, Stream};
+use super::super::qp::QpInner;
+use super::super::rx::Stop;
+use super::super::tuning::{FAR_BYTES, SEGMENT_BYTES};
+use super::copy::CopyHint;
+use super::link::{NoCopy, ShmLink};
+use super::reference::Reference;
+use crate::provider::AccessFlags;
+use crate::provider::pages::{Pages, Spans, Strides};
+
+const HEAD: usize = 56;
+
+/// Bytes of a table.
+pub(in crate::provider::soft) const fn table_bytes(pairs: usize) -> usize {
+    HEAD + 8 * pairs
+}
+
+/// A posted WRITE of pages.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Posted {
+    pub(in crate::provider::soft) pages: Arc<Pages>,
+    pub(in crate::provider::soft) spans: Spans,
+}
+
+/// One of the peer's whose table is here, and checked.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Incoming {
+    pages: Pages,
+    spans: Spans,
+    /// The memory of the source, and where its span begins.
+    memory: u64,
+    offset: u64,
+    /// Pieces are copied one by one: it was found out.
+    by_piece: bool,
+}
+
+fn encode(pages: &Pages, memory: u64, offset: u64, out: &mut Vec<u8>) {
+    out.extend(memory.to_le_bytes());
+    out.extend(offset.to_le_bytes());
+    out.extend(pages.piece.to_le_bytes());
+    out.extend(pages.layers.to_le_bytes());
+    for stride in [pages.source.layer, pages.source.block, pages.target.layer, pages.target.block] {
+        out.extend(stride.to_le_bytes());
+    }
+    pages.pairs.iter().for_each(|pair| out.extend(pair.to_le_bytes()));
+}
+
+/// The pages, the memory of the source, and where their span begins in it.
+fn decode(table: &[u8]) -> Option<(Pages, u64, u64)> {
+    let (head, pairs) = table.split_first_chunk::<HEAD>()?;
+    let (words, []) = head.as_chunks::<8>() else { return None };
+    let (pairs, []) = pairs.as_chunks::<8>() else { return None };
+    let [memory, offset, shape, sl, sb, tl, tb] = [0, 1, 2, 3, 4, 5, 6].map(|n| u64::from_le_bytes(words[n]));
+    let pages = Pages {
+        piece: shape as u32,
+        layers: (shape >> 32) as u32,
+        source: Strides { layer: sl, block: sb },
+        target: Strides { layer: tl, block: tb },
+        pairs: pairs.iter().map(|pair| u64::from_le_bytes(*pair)).collect(),
+    };
+    Some((pages, memory, offset))
+}
+
+impl QpInner {
+    /// Bytes of the largest WRITE of pages from memory of `key` now.
+    pub(in crate::provider::soft) fn takes_pages(&self, key: u32) -> u32 {
+        let Link::Up(Stream::Shm(link)) = &self.link else { return 0 };
+        let guard = self.device.mrs.read();
+        let referable = guard.mapping(key).is_some_and(|mapping| match mapping.device_memory() {
+            Some(memory) => link.why_not_lend(memory).is_none(),
+            None => mapping.memfd_ref().is_some(),
+        });
+        if referable { u32::try_from(self.device.caps.max_msg_size).unwrap_or(u32::MAX) } else { 0 }
+    }
+
+    /// Lets a table travel for the request `msn`, which `desc` is of. False where its memory cannot be lent.
+    pub(in crate::provider::soft) fn refer_pages(&mut self, desc: &mut Desc, msn: u32) -> bool {
+        let Link::Up(Stream::Shm(link)) = &mut self.link else { return false };
+        let Some(entry) = self.sq.get(msn) else { return false };
+        let (Some(posted), Some(from)) = (&entry.pages, self.sq.first_element(entry)) else { return false };
+        let span = &posted.spans.source;
+        let at = from.addr.wrapping_add(span.start);
+        // Held until all is noted that a deregistration has to know.
+        let guard = self.device.mrs.read();
+        let access = AccessFlags::default();
+        let Some(range) = guard.resolve(from.lkey, self.pd, at, span.end - span.start, access) else {
+            return false;
+        };
+        let (memory, offset) = match (range.device(), range.memfd()) {
+            (Some(memory), _) if link.lend_memory(range.mapping(), memory) => {
+                self.landings.sent(desc.len, link.is_here());
+                (memory.name(), at - memory.allocation().0)
+            }
+            (None, Some(memfd)) if link.lend(&memfd) => (memfd.id, memfd.offset),
+            _ => return false,
+        };
+        link.rings().lend(from.lkey, self.tx.next_piece());
+        desc.set_pages(posted.pages.pairs.len());
+        self.tx.push_table(desc.len, |out| encode(&posted.pages, memory, offset, out));
+        true
+    }
+
+    /// Takes as much of the table of a descriptor as is here. When that is all, it is checked, and the next reads copy.
+    pub(in crate::provider::soft) fn take_table(&mut self, desc: &Desc, bytes: usize) -> Result<(), Stop> {
+        let rx = &mut self.rx;
+        if rx.pages.is_some() {
+            return Ok(());
+        }
+        let take = (bytes - rx.table.len()).min(rx.end - rx.start);
+        rx.table.extend_from_slice(&rx.stage[rx.start..][..take]);
+        rx.start += take;
+        if rx.table.len() < bytes {
+            return Ok(());
+        }
+        let decoded = decode(&rx.table);
+        rx.table.clear();
+        let (pages, memory, offset) = decoded.ok_or(Stop::Nonsense)?;
+        let spans = pages.spans().filter(|_| pages.bytes() == Some(desc.total));
+        let spans = spans.ok_or(Stop::refuse(desc, Nak::InvalidRequest))?;
+        rx.pages = Some(Box::new(Incoming { pages, spans, memory, offset, by_piece: false }));
+        let incoming = rx.pages.as_deref();
+        let sane = incoming.is_some_and(|incoming| {
+            let guard = self.device.mrs.read();
+            let (at, len) = incoming.target(desc);
+            guard.resolve(desc.rkey, self.pd, at, len, AccessFlags::REMOTE_WRITE).is_some()
+        });
+        if sane { Ok(()) } else { Err(Stop::refuse(desc, Nak::Access)) }
+    }
+
+    /// Copies some of the pages of the current descriptor, up to about `limit` bytes. How many count as read.
+    pub(super) fn copy_pages(&mut self, limit: usize) -> Result<usize, Stop> {
+        let Link::Up(Stream::Shm(link)) = &mut self.link else { return Err(Stop::Nonsense) };
+        let rx = &mut self.rx;
+        let desc = rx.descs[rx.at];
+        let Some(incoming) = rx.pages.as_deref_mut() else { return Err(Stop::Nonsense) };
+        if link.rings().peer_closed() {
+            self.discard();
+            return Ok(1);
+        }
+        let source = |at: u64, len: u32| {
+            let offset = at.checked_sub(incoming.spans.source.start)?.checked_add(incoming.offset)?;
+            Some(Reference { memfd: incoming.memory, offset, len, together: 0 })
+        };
+        let first = source(incoming.spans.source.start, 0).ok_or(Stop::Nonsense)?;
+        let mut copied = link.find(&first);
+        let far = link.is_of_device(&first);
+        let guard = self.device.mrs.read();
+        let (at, len) = incoming.target(&desc);
+        let Some(range) = guard.resolve(desc.rkey, self.pd, at, len, AccessFlags::REMOTE_WRITE) else {
+            return Err(Stop::refuse(&desc, Nak::Access));
+        };
+        let mut take = 0u32;
+        if copied.is_ok() && far && range.device().is_some() && !incoming.by_piece {
+            // What is staged has not been taken yet.
+            let mark = link.rings().taken().wrapping_sub((rx.end - rx.start) as u64);
+            let (pages, spans) = (&incoming.pages, &incoming.spans);
+            let whole = self.landings.collect_pages(link, &first, (pages, spans), range, (desc.len, mark));
+            match whole {
+                Ok(true) => take = desc.len,
+                Ok(false) => incoming.by_piece = true,
+                Err(e) => copied = Err(e),
+            }
+        }
+        let most = u32::try_from(limit.clamp(1, SEGMENT_BYTES)).unwrap_or(u32::MAX);
+        let hint = CopyHint::part_of(desc.total.into());
+        while copied.is_ok() && take < most {
+            let Some((from, to, left)) = incoming.pages.at(u64::from(rx.off + take)) else { break };
+            let len = left.min(most - take);
+            let (Some(part), Some(reference)) =
+                (range.part(to - incoming.spans.target.start, len), source(from, len))
+            else {
+                return Err(Stop::Nonsense);
+            };
+            copied = if far || part.device().is_some() {
+                self.landings.collect(link, &reference, 0, part)
+            } else {
+                link.copy(&reference, 0, part, hint)
+            };
+            take += len;
+        }
+        drop(guard);
+        match copied {
+            Ok(()) => {}
+            Err(NoCopy::Nonsense) => return Err(Stop::Nonsense),
+            Err(NoCopy::Unable) => return Err(Stop::unable(&desc)),
+            Err(NoCopy::Gone) => {
+                self.connection_lost();
+                return Ok(1);
+            }
+        }
+        let whole = take == desc.len && far;
+        if self.rx.off + take == desc.len {
+            self.rx.pages = None;
+        }
+        // Before anybody hears of it: whoever does may take the source away.
+        self.free_ring();
+        if self.link.shm().is_some_and(ShmLink::is_sound) {
+            self.arrived(take)?;
+        } else {
+            self.discard();
+        }
+        self.launch_if_much();
+        Ok(if whole && self.faults.is_none() { FAR_BYTES } else { take as usize })
+    }
+}
+
+impl Incoming {
+    /// What its pieces cover of the target.
+    fn target(&self, desc: &Desc) -> (u64, u64) {
+        let span = &self.spans.target;
+        (desc.addr.wrapping_add(span.start), span.end - span.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::pages::pair;
+
+    #[test]
+    fn b1_tables_travel_as_they_are_and_others_are_refused() {
+        let (source, target) = (Strides { layer: 1 << 40, block: 3 }, Strides { layer: 5, block: 1 << 33 });
+        let pages = Pages { piece: 7, layers: 9, source, target, pairs: vec![pair(1, u32::MAX), pair(2, 3)] };
+        let mut bytes = Vec::new();
+        encode(&pages, 11, 13, &mut bytes);
+        assert_eq!(bytes.len(), table_bytes(2));
+        assert_eq!(decode(&bytes), Some((pages, 11, 13)));
+        assert_eq!(decode(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(decode(&bytes[..HEAD - 1]), None);
+    }
+}
