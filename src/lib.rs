@@ -104,6 +104,7 @@ pub mod ring;
 mod background;
 mod clock;
 mod completion_queue;
+mod pages;
 mod provider;
 mod queue_pair;
 mod random;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{CudaError, Told};
-use crate::provider::pages::Pages;
+use crate::pages::Pages;
 
 #[derive(Debug)]
 pub(crate) enum Gpu {}
@@ -138,7 +138,7 @@ impl PeerMemory {
         match *self {}
     }
 
-    pub(crate) fn gpu(&self) -> Option<Arc<Gpu>> {
+    pub(crate) fn gpu(&mut self) -> Option<Option<Arc<Gpu>>> {
         match *self {}
     }
 

@@ -10,7 +10,7 @@ use super::driver::{Driver, GatherArgs};
 use super::error::CudaError;
 use super::gather::{self, Piece, Plan};
 use super::sys::{DevicePtr, Opaque};
-use crate::provider::pages::Pages;
+use crate::pages::Pages;
 
 /// A stream of a GPU, and what is to be copied on it next.
 #[derive(Debug)]

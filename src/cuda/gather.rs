@@ -11,7 +11,7 @@ use super::context::Gpu;
 use super::driver::Driver;
 use super::error::CudaError;
 use super::sys::Opaque;
-use crate::provider::pages::Pages;
+use crate::pages::Pages;
 
 /// A piece of memory, and where it is copied to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,12 +1,13 @@
 //! Memory of a peer on this host: opened once in a process, kept while somebody copies from it, closed after the last.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::Told;
 use super::context::{Cuda, Gpu, lock};
 use super::error::CudaError;
 use super::memory::DeviceMemory;
 use super::sys::DevicePtr;
+use crate::background;
 
 /// An allocation of another process, open in a context of this one.
 #[derive(Debug)]
@@ -63,6 +64,8 @@ pub(crate) struct PeerMemory {
     told: Told,
     /// The peer is this process.
     here: bool,
+    /// The GPU that has it, once that was asked and is known.
+    gpu: Option<Arc<OnceLock<Option<Arc<Gpu>>>>>,
     /// One for each context that has copied from it.
     opened: Vec<Arc<Opened>>,
 }
@@ -97,7 +100,7 @@ impl Source {
 impl PeerMemory {
     /// `here`: the peer is this process. `None` is for programs that know no GPUs.
     pub(crate) fn new(told: Told, here: bool) -> Option<Self> {
-        Some(Self { told, here, opened: Vec::new() })
+        Some(Self { told, here, gpu: None, opened: Vec::new() })
     }
 
     /// Whether the peer is this process, so that nothing is opened.
@@ -105,9 +108,19 @@ impl PeerMemory {
         self.here
     }
 
-    /// The GPU of this process that has the memory.
-    pub(crate) fn gpu(&self) -> Option<Arc<Gpu>> {
-        Cuda::that_has(self.told.uuid)
+    /// The GPU of this process that has the memory; `None` until that is known. A driver that has to be loaded for it takes a good part
+    /// of a second, which is nobody's turn.
+    pub(crate) fn gpu(&mut self) -> Option<Option<Arc<Gpu>>> {
+        let uuid = self.told.uuid;
+        let gpu = self.gpu.get_or_insert_with(|| {
+            let gpu: Arc<OnceLock<_>> = Arc::default();
+            let found = gpu.clone();
+            background::run(move || {
+                let _ = found.set(Cuda::that_has(uuid));
+            });
+            gpu
+        });
+        gpu.get().cloned()
     }
 
     /// The address of `offset..+len` of the allocation for copies by `gpu`. `Ok(None)` when the allocation has no such bytes.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::cuda::GpuTraffic;
 use crate::error::{PostError, QpError};
 use crate::memory::{Local, Slice};
-use crate::provider::pages::Pages;
+use crate::pages::Pages;
 use crate::provider::{self, QpInit, RecvWr, SendOp, Sge, WrChain};
 use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
 

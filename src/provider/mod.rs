@@ -18,7 +18,6 @@
 #[cfg_attr(not(feature = "verbs"), allow(dead_code))]
 pub(crate) mod events;
 pub(crate) mod limits;
-pub(crate) mod pages;
 #[cfg(feature = "verbs")]
 mod raw;
 pub(crate) mod soft;
@@ -32,8 +31,8 @@ use std::sync::Arc;
 use crate::device::Capabilities;
 use crate::error::{DeviceError, MemoryError, PostError, QpError};
 use crate::memory::{Exposed, Mapping, Region};
+use crate::pages::Pages;
 use events::{Events, ObjectId};
-use pages::Pages;
 
 /// Access flags of a memory region, with the bits of `enum ibv_access_flags`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

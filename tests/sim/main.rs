@@ -11,6 +11,8 @@ mod kv {
     pub(crate) mod proto;
     pub(crate) mod shape;
 }
+#[path = "../../src/pages.rs"]
+mod pages;
 #[path = "../../src/wire.rs"]
 mod wire;
 

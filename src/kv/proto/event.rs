@@ -1,7 +1,7 @@
 //! The vocabulary of the protocol's boundary: what goes in, what comes out, and why things end.
 
 use super::plan::{Piece, Plan};
-use crate::provider::pages::Pages;
+use crate::pages::Pages;
 use crate::wire::Malformed;
 use std::time::Instant;
 

@@ -14,7 +14,7 @@ use super::runs::{Run, RunList, Runs};
 use super::seams::PoolSeams;
 use crate::kv::layout::{Dtype, Layout};
 use crate::kv::mapping::Mapping;
-use crate::provider::pages::{MAX_PAIRS, Pages, Strides, pair};
+use crate::pages::{MAX_PAIRS, Pages, Strides, pair};
 
 /// A plan of so many WRITEs, or more, may be cut into pages: what one call of `transmit` posts is left as it is.
 const MANY: u64 = 256;

@@ -12,7 +12,7 @@ use super::rails::Rail;
 use super::record::{Counts, Record};
 use super::transfer::{HeaderState, Transfer};
 use super::{Connection, Link, Notify, SQ_RESERVE};
-use crate::provider::pages::Pages;
+use crate::pages::Pages;
 use std::time::Instant;
 
 /// Work requests of one call (R9).

@@ -20,8 +20,8 @@ use subtle::ConstantTimeEq;
 
 use super::shm::{MAX_REFERENCES, table_bytes};
 use super::tuning::{FRAME_BYTES, MAX_DESCS};
+use crate::pages::MAX_PAIRS;
 use crate::provider::WcStatus;
-use crate::provider::pages::MAX_PAIRS;
 
 pub(super) const PREAMBLE: usize = 32;
 pub(super) const HEADER: usize = 16;

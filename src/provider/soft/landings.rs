@@ -2,8 +2,7 @@
 //!
 //! What has arrived is executed in its order (RC), so that everything behind such payload waits in line with it. The peer is told that
 //! its memory is free, and of what has landed, after that. Between GPUs nothing waits for the GPU: a turn of the queue pair asks
-//! whether copies are over, and while some are not, the queue pair has a deadline after which to ask again, soon at first and then
-//! ever later, up to a millisecond.
+//! whether copies are over, and while some are not, the queue pair has a deadline after which to ask again (`looks.rs`).
 //!
 //! Where a queue pair fails, a request is refused, or an atomic comes behind them, the copies are waited for. They wait for nobody, and
 //! end in milliseconds.
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Desc, Nak, Opcode};
 use super::link::{Link, Stream};
+use super::looks::Looks;
 use super::mr::MemRange;
 use super::qp::QpInner;
 use super::rx::Stop;
@@ -21,7 +21,7 @@ use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
 use super::sq::Cause;
 use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Source};
 use crate::memory::Mapping;
-use crate::provider::pages::{Pages, Spans};
+use crate::pages::{Pages, Spans};
 use crate::provider::{QpState, WcStatus};
 
 /// Flights of a queue pair at a time: enough that one is queued while another is under way.
@@ -30,12 +30,13 @@ const FLIGHTS: usize = 4;
 const PIECES: usize = 4096;
 /// Without order, messages that wait in line: they count as being in assembly.
 const IN_LINE: usize = 256;
-/// The first look at a flight that was not over at once, and the longest time between two.
-const FIRST_LOOK: Duration = Duration::from_micros(10);
-const LAST_LOOK: Duration = Duration::from_millis(1);
-/// Copies of up to so many bytes are over in less time than it takes to sleep, and are looked at until then.
+/// Copies of up to so many bytes are over in less time than it takes to sleep, and are looked at until then; and so long at a time is
+/// what is likely to be over in a moment.
 const SHORT: u64 = 1 << 20;
 const SHORT_LOOKS: Duration = Duration::from_micros(12);
+
+/// How often to look whether a driver is there.
+const DRIVER_LOOK: Duration = Duration::from_millis(1);
 
 /// Where the bytes of a reference are, for a GPU.
 pub(super) enum Way {
@@ -71,6 +72,7 @@ struct Collected {
 struct InFlight {
     flight: Arc<Flight>,
     number: u64,
+    bytes: u64,
     /// How much of the ring the peer may have back when all of that number are over.
     mark: Option<u64>,
     _holds: Vec<Hold>,
@@ -86,9 +88,12 @@ pub(super) struct Landings {
     launched: u64,
     /// Descriptors that are here when all flights up to that number are over, in their order.
     line: VecDeque<(Desc, u64)>,
-    /// When they were queued, or were last looked at in vain; and when to look again.
+    /// When the first of the flights was queued, or had its turn; and when to look at it again.
     since: Option<Instant>,
     next_look: Option<Instant>,
+    looks: Looks,
+    /// Reading goes on with the next look: it waits for a driver.
+    waits: bool,
     traffic: GpuTraffic,
     slot: Vec<u8>,
 }
@@ -140,6 +145,18 @@ impl Landings {
     /// As much is under way as may be: nothing more is read.
     pub(super) fn is_full(&self, ordered: bool) -> bool {
         self.flights.len() >= FLIGHTS || (!ordered && self.line.len() >= IN_LINE)
+    }
+
+    /// Copies that were queued: the number of the last, and of the last before which all are over.
+    fn numbers(&self) -> (u64, u64) {
+        let landed = self.flights.front().map_or(self.launched, |first| first.number - 1);
+        (self.launched + u64::from(self.has_collected()), landed)
+    }
+
+    /// Nothing can be read before a driver is loaded.
+    pub(super) fn wait_for_driver(&mut self) {
+        self.waits = true;
+        self.next_look.get_or_insert(Instant::now() + DRIVER_LOOK);
     }
 
     /// When to ask whether the copies are over.
@@ -233,8 +250,9 @@ impl Landings {
         self.launched += 1;
         let (number, targets) = (self.launched, vec![range.mapping().clone()]);
         let (mark, holds) = (Some(mark), vec![hold]);
-        self.flights.push_back(InFlight { flight, number, mark, _holds: holds, _targets: targets });
-        self.look_soon();
+        let bytes = bytes.into();
+        self.flights.push_back(InFlight { flight, number, bytes, mark, _holds: holds, _targets: targets });
+        self.begun();
         Ok(true)
     }
 
@@ -288,19 +306,33 @@ impl Landings {
             let targets = std::mem::take(&mut collected.targets);
             targets.iter().for_each(|mapping| mapping.written_by(&flight));
             let holds = std::mem::take(&mut collected.holds);
-            (collected.gathers, collected.bytes) = (true, 0);
-            self.flights.push_back(InFlight { flight, number, mark, _holds: holds, _targets: targets });
+            let bytes = std::mem::take(&mut collected.bytes);
+            collected.gathers = true;
+            self.flights.push_back(InFlight {
+                flight,
+                number,
+                bytes,
+                mark,
+                _holds: holds,
+                _targets: targets,
+            });
         }
         self.launched = number;
-        self.look_soon();
+        self.begun();
         Ok(())
     }
 
     /// Something was queued just now.
-    fn look_soon(&mut self) {
+    fn begun(&mut self) {
         let now = Instant::now();
-        self.since.get_or_insert(now);
-        self.next_look = Some(now + FIRST_LOOK);
+        let (Some(first), since) = (self.flights.front(), *self.since.get_or_insert(now)) else { return };
+        self.next_look = Some(self.looks.next(first.bytes, since, now));
+    }
+
+    /// The first of the flights is likely to be over in a moment.
+    fn is_near(&self) -> bool {
+        let (Some(first), Some(since)) = (self.flights.front(), self.since) else { return false };
+        self.looks.is_near(first.bytes, since, Instant::now())
     }
 
     fn collected_bytes(&self) -> u64 {
@@ -311,15 +343,17 @@ impl Landings {
     fn over(&mut self) -> Result<Option<u64>, CudaError> {
         let mut mark = None;
         while let Some(first) = self.flights.front() {
-            if !first.flight.is_done()? {
-                let now = Instant::now();
-                let age = self.since.map_or(Duration::ZERO, |since| now - since);
-                self.next_look = Some(now + (age / 16).clamp(FIRST_LOOK, LAST_LOOK));
+            let done = first.flight.is_done()?;
+            let now = Instant::now();
+            let since = *self.since.get_or_insert(now);
+            if !done {
+                self.next_look = Some(self.looks.next(first.bytes, since, now));
                 return Ok(mark);
             }
+            self.looks.saw(first.bytes, now.saturating_duration_since(since));
             mark = first.mark.or(mark);
             self.flights.pop_front();
-            self.since = Some(Instant::now());
+            self.since = Some(now);
         }
         (self.since, self.next_look) = (None, None);
         Ok(mark)
@@ -327,10 +361,7 @@ impl Landings {
 
     /// The next descriptor in line whose copies are over.
     fn next_landed(&mut self) -> Option<Desc> {
-        let landed = match self.flights.front() {
-            Some(first) => first.number - 1,
-            None => self.launched,
-        };
+        let (_, landed) = self.numbers();
         self.line.pop_front_if(|(_, number)| *number <= landed).map(|(desc, _)| desc)
     }
 
@@ -385,10 +416,27 @@ impl QpInner {
         if let Err(error) = self.landings.launch(mark) {
             return self.copies_failed(&error);
         }
+        if short {
+            self.look_until_landed(|_| true);
+        }
+    }
+
+    /// Looks at what is under way as long as `pays`, and not for long.
+    fn look_until_landed(&mut self, pays: impl Fn(&Landings) -> bool) {
         let by = Instant::now() + SHORT_LOOKS;
-        while short && self.landings.is_busy() && Instant::now() < by {
+        while self.landings.is_busy() && pays(&self.landings) && Instant::now() < by {
             self.land();
         }
+    }
+
+    /// A turn's look.
+    pub(super) fn look_at_landings(&mut self) {
+        if std::mem::take(&mut self.landings.waits) {
+            self.landings.next_look = None;
+            self.readable = true;
+        }
+        self.land();
+        self.look_until_landed(Landings::is_near);
     }
 
     /// More is collected than should wait.
@@ -422,6 +470,17 @@ impl QpInner {
             }
         }
         self.free_ring();
+        self.give_back();
+    }
+
+    /// Lets go of what the peer wants back, and nothing reads any more.
+    pub(super) fn give_back(&mut self) {
+        if let Link::Up(Stream::Shm(link)) | Link::Leaving(link) = &mut self.link
+            && link.has_to_return()
+        {
+            let (latest, landed) = self.landings.numbers();
+            link.give_back(landed, latest);
+        }
     }
 
     /// Waits for the copies that are under way or collected, and executes what waits in line. For where something fails.

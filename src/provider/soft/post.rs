@@ -11,7 +11,7 @@ use super::qp::{QpInner, refused};
 use super::shm::PostedPages;
 use super::sq::Cause;
 use crate::error::PostError;
-use crate::provider::pages::Pages;
+use crate::pages::Pages;
 use crate::provider::{AccessFlags, Cqe, QpState, SendOp, SendWr, Sge, WcStatus, WrChain};
 
 impl QpInner {

@@ -353,7 +353,7 @@ impl Drop for SoftQp {
             qp.dying = true;
             qp.last_acks();
             qp.fail_and_close(None);
-            qp.link = Link::Down;
+            qp.hang_up();
             self.shared.publish(&qp);
         }
         self.channel.leave(self.shared.token);

@@ -228,7 +228,7 @@ impl QpInner {
             }
         }
         if matches!(self.link, Link::Up(_)) {
-            self.land();
+            self.look_at_landings();
         }
         if let Link::Up(stream) = &self.link {
             if matches!(stream, Stream::Tcp(_)) {
@@ -284,9 +284,11 @@ impl QpInner {
         self.withdrawals = withdrawals;
         if matches!(self.link, Link::Leaving(_)) && (ended || due) {
             // It has read the last words, or never will.
-            self.link = Link::Down;
+            self.hang_up();
             self.fail(None);
+            return;
         }
+        self.give_back();
     }
 
     pub(super) fn connect_overdue(&mut self) {
@@ -386,9 +388,15 @@ impl QpInner {
         }
     }
 
+    /// The connection ends. What a GPU copies is waited for first: the peer, told of the end, may free what is copied from.
+    pub(super) fn hang_up(&mut self) {
+        self.landings.abandon();
+        self.link = Link::Down;
+    }
+
     pub(super) fn fail_and_close(&mut self, cause: Option<Cause>) {
         if self.state != QpState::Err {
-            self.link = Link::Down;
+            self.hang_up();
             self.fail(cause);
         }
     }

@@ -130,6 +130,19 @@ impl EventFd {
     }
 }
 
+/// Waits until the far end of a connected socket has said its last, by a shutdown or its end.
+pub(super) fn wait_for_hang_up(socket: BorrowedFd<'_>) {
+    let mut fd = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+    loop {
+        // SAFETY: one element, which lives for the call.
+        let n = unsafe { libc::poll(&mut fd, 1, -1) };
+        let interrupted = n < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+        if !interrupted {
+            return;
+        }
+    }
+}
+
 /// A one-shot timer that makes its descriptor readable.
 #[derive(Debug)]
 pub(super) struct TimerFd(OwnedFd);

@@ -72,9 +72,9 @@ impl Borrowed {
         Ok(())
     }
 
-    /// The peer does not refer to it any more. Whether the peer waits to hear that it is not open here: of memory of a GPU.
-    pub(super) fn forget(&mut self, name: u64) -> bool {
-        matches!(self.0.remove(&name), Some(Lent::Memory(_)))
+    /// The peer does not refer to it any more.
+    pub(super) fn forget(&mut self, name: u64) -> Option<Lent> {
+        self.0.remove(&name)
     }
 
     /// The memory of that name.

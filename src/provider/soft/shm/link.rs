@@ -7,8 +7,10 @@
 //! Descriptors go out before the first reference to them is in the ring, and a socket within one host delivers at once. So a
 //! reference to memory that is not known is looked up in the socket, and after that it is nonsense.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::mem::ManuallyDrop;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use socket2::Socket;
 
 use super::super::landings::{Hold, Way};
 use super::super::mr::{MemRange, MemfdOf};
-use super::super::sys::SendVecs;
+use super::super::sys::{self, SendVecs};
 use super::super::tuning::{LENT_BY_PEER, LENT_BYTES, WORDS_A_TURN};
 use super::borrowed::{Borrowed, Lent};
 use super::copy::{CopyHint, copy_from};
@@ -42,12 +44,15 @@ pub(in crate::provider::soft) struct ShmLink {
     token: Box<[u8; TOKEN]>,
     /// Memfds that the peer has been sent, and how long they are.
     lent: BTreeMap<u64, u64>,
-    /// Memory of GPUs that the peer has been lent, and has not given back: an exporter outlives its importers.
-    kept: BTreeMap<u64, Arc<Mapping>>,
+    /// Memory of GPUs that the peer has been lent, and has not given back: an exporter outlives its importers. It is given back as often
+    /// as it was lent, in that order.
+    kept: BTreeMap<u64, VecDeque<Arc<Mapping>>>,
     /// The peer is this process, so that it opens nothing.
     here: bool,
     /// Those of the peer.
     borrowed: Borrowed,
+    /// Memory of GPUs that the peer wants back, and the number of the last copy that may read it, once that is known.
+    returning: Vec<(u64, Lent, Option<u64>)>,
     /// For memory of the peer that it has not lent, from its first use on.
     cross: Option<CrossReader>,
     /// Whether the peer can read ours, once it has said so.
@@ -71,6 +76,8 @@ pub(in crate::provider::soft) enum NoCopy {
     Unable,
     /// The peer is not there any more.
     Gone,
+    /// Not yet: the driver is being loaded.
+    Later,
 }
 
 impl ShmLink {
@@ -105,6 +112,7 @@ impl ShmLink {
             kept: BTreeMap::new(),
             here,
             borrowed: Borrowed::default(),
+            returning: Vec::new(),
             cross: None,
             reads_us: None,
             we_read: false,
@@ -194,14 +202,18 @@ impl ShmLink {
             (Word::Lend { name, bytes }, fd) => self.borrowed.add(name, bytes, fd),
             (Word::Memory(told), None) => self.borrowed.add_memory(told, self.here),
             (Word::Forget { name }, None) => {
-                if self.borrowed.forget(name) {
-                    // Unheard, the peer keeps it as long as this connection.
-                    self.say(&Word::Returned { name });
+                if let Some(lent @ Lent::Memory(_)) = self.borrowed.forget(name) {
+                    self.returning.push((name, lent, None));
                 }
                 Ok(())
             }
             (Word::Returned { name }, None) => {
-                if let Some(memory) = self.kept.remove(&name) {
+                if let Some(kept) = self.kept.get_mut(&name)
+                    && let Some(memory) = kept.pop_front()
+                {
+                    if kept.is_empty() {
+                        self.kept.remove(&name);
+                    }
                     // Freeing memory of a GPU waits for the GPU.
                     background::run(move || drop(memory));
                 }
@@ -294,8 +306,7 @@ impl ShmLink {
         if self.lent.contains_key(&name) {
             return true;
         }
-        // One that is on its way back is not lent again: its name would be there twice.
-        if self.lent.len() >= LENT_BY_PEER || self.kept.contains_key(&name) {
+        if self.lent.len() >= LENT_BY_PEER {
             return false;
         }
         let handle = match if self.here { Ok([0; 64]) } else { memory.export() } {
@@ -309,7 +320,7 @@ impl ShmLink {
         let said = self.say(&Word::Memory(Told { name, bytes, base, uuid, handle }));
         if said {
             self.lent.insert(name, 0);
-            self.kept.insert(name, mapping.clone());
+            self.kept.entry(name).or_default().push_back(mapping.clone());
         }
         said
     }
@@ -418,7 +429,10 @@ impl ShmLink {
         let at = reference.offset.checked_add(skip).ok_or(NoCopy::Nonsense)?;
         match (self.borrowed.get_mut(reference.memfd), &self.cross) {
             (Some(Lent::Memory(memory)), _) => {
-                let gpu = gpu.cloned().or_else(|| memory.gpu()).ok_or(NoCopy::Unable)?;
+                let gpu = match gpu {
+                    Some(gpu) => gpu.clone(),
+                    None => memory.gpu().ok_or(NoCopy::Later)?.ok_or(NoCopy::Unable)?,
+                };
                 match memory.at(&gpu, at, len) {
                     Ok(Some((from, source))) => {
                         Ok(Way::Device { gpu, from, hold: Hold::Memory(source), here: memory.is_own() })
@@ -443,11 +457,51 @@ impl ShmLink {
         }
     }
 
+    /// Lets go of what the peer wants back: all copies up to `landed` are over, and none after `latest` reads it.
+    pub(in crate::provider::soft) fn give_back(&mut self, landed: u64, latest: u64) {
+        let mut free = Vec::new();
+        self.returning.retain_mut(|(name, lent, last)| {
+            let over = *last.get_or_insert(latest) <= landed;
+            if over {
+                free.push((*name, std::mem::replace(lent, Lent::Nothing)));
+            }
+            !over
+        });
+        for (name, lent) in free {
+            drop(lent);
+            // Unheard, the peer keeps it as long as this connection.
+            self.say(&Word::Returned { name });
+        }
+    }
+
+    /// The peer wants something back.
+    pub(in crate::provider::soft) fn has_to_return(&self) -> bool {
+        !self.returning.is_empty()
+    }
+
     /// What was taken of the ring until there had been `tail` bytes of it is done with.
     pub(in crate::provider::soft) fn done_until(&self, tail: u64) {
         if self.rings.free_until(tail) {
             self.wake_peer();
         }
+    }
+}
+
+/// Keeps memory that a peer has open until the peer has closed it, which it says by its own end: one that is frozen may take long.
+fn keep_until_gone<T: Send + 'static>(socket: io::Result<Socket>, kept: T) {
+    // Dropped by nobody, where it cannot be waited.
+    let kept = ManuallyDrop::new(kept);
+    let waiting = socket.and_then(|socket| {
+        // It wakes the peer, and says that nothing more comes.
+        let _ = socket.shutdown(Shutdown::Write);
+        let wait = move || {
+            sys::wait_for_hang_up(socket.as_fd());
+            drop(ManuallyDrop::into_inner(kept));
+        };
+        std::thread::Builder::new().name("landfall-lent".to_owned()).stack_size(256 << 10).spawn(wait)
+    });
+    if let Err(error) = waiting {
+        tracing::error!(%error, "memory of a GPU that a peer has open is never freed");
     }
 }
 
@@ -463,8 +517,16 @@ fn no_copy(e: CrossError) -> NoCopy {
 }
 
 impl Drop for ShmLink {
+    /// Nobody copies any more.
     fn drop(&mut self) {
+        // What is open of the peer's memory is closed before the peer hears of the end, and may free it.
+        self.borrowed = Borrowed::default();
+        self.returning.clear();
         // Before the socket closes, and before anybody is told that its sources are free.
         self.rings.close();
+        let kept = std::mem::take(&mut self.kept);
+        if !kept.is_empty() && !self.here && !self.ended {
+            keep_until_gone(self.socket.try_clone(), kept);
+        }
     }
 }

@@ -19,8 +19,8 @@ use super::super::tuning::{FAR_BYTES, SEGMENT_BYTES};
 use super::copy::CopyHint;
 use super::link::{NoCopy, ShmLink};
 use super::reference::Reference;
+use crate::pages::{Pages, Spans, Strides};
 use crate::provider::AccessFlags;
-use crate::provider::pages::{Pages, Spans, Strides};
 
 const HEAD: usize = 56;
 
@@ -197,6 +197,12 @@ impl QpInner {
             Ok(()) => {}
             Err(NoCopy::Nonsense) => return Err(Stop::Nonsense),
             Err(NoCopy::Unable) => return Err(Stop::unable(&desc)),
+            Err(NoCopy::Later) => {
+                // As if nothing had come yet.
+                self.landings.wait_for_driver();
+                self.readable = false;
+                return Ok(1);
+            }
             Err(NoCopy::Gone) => {
                 self.connection_lost();
                 return Ok(1);
@@ -229,7 +235,7 @@ impl Incoming {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provider::pages::pair;
+    use crate::pages::pair;
 
     #[test]
     fn b1_tables_travel_as_they_are_and_others_are_refused() {

@@ -91,6 +91,12 @@ impl QpInner {
             Ok(()) => {}
             Err(NoCopy::Nonsense) => return Err(Stop::Nonsense),
             Err(NoCopy::Unable) => return Err(Stop::unable(&desc)),
+            Err(NoCopy::Later) => {
+                // As if nothing had come yet.
+                self.landings.wait_for_driver();
+                self.readable = false;
+                return Ok(1);
+            }
             Err(NoCopy::Gone) => {
                 self.connection_lost();
                 return Ok(take as usize);

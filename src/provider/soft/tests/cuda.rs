@@ -218,7 +218,7 @@ fn r7_an_exporter_frees_its_memory_after_its_importers_have_closed_it() {
     g.pair.qb = None;
     drop(from);
     g.pair.qa = None;
-    assert_eq!(fake.in_use(), (1, 0));
+    g.pair.until("the memory to be freed", |_| fake.in_use() == (1, 0));
 }
 
 #[test]
