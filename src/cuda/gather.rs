@@ -105,7 +105,8 @@ pub(super) fn plan(pieces: &[Piece], list: &mut Vec<u64>) -> Option<Plan> {
 /// strides are no multiples of a vector, or too large for the kernel's numbers.
 pub(super) fn plan_pages(pages: &Pages, to: u64, from: u64) -> Option<Plan> {
     let (s, t) = (pages.source, pages.target);
-    let all = to | from | u64::from(pages.piece) | s.layer | s.block | t.layer | t.block;
+    let deep = if pages.layers > 1 { s.layer | t.layer } else { 0 };
+    let all = to | from | u64::from(pages.piece) | s.block | t.block | deep;
     if !all.is_multiple_of(VECTOR) || pages.layers > MOST_LAYERS {
         return None;
     }

@@ -3,10 +3,11 @@
 //! ```text
 //!   main.rs    the tests, in their order, and what they share
 //!   peer.rs    the other process
-//!   driver.rs  plain CUDA, to compare with
+//!   driver.rs  plain CUDA, to compare with     latency.rs  what landing takes
 //! ```
 
 mod driver;
+mod latency;
 mod peer;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use landfall::kv::{Blocks, GpuPath, KvChannel, KvConfig, KvEndpoint, KvPool, Lay
 use landfall::memory::{Access, Memory};
 
 use driver::Cuda;
+use latency::landed_latency_of_each_path;
 use peer::Peer;
 
 pub type Failed = Box<dyn std::error::Error>;
@@ -370,14 +372,6 @@ async fn ipc_speed(cuda: &Cuda) -> Result<String, Failed> {
         );
         peer.end().await?;
     }
-    for spin in [0, 200] {
-        let shape = Shape { layers: 1, blocks: 1, block: 4096 };
-        let place = Place { spin, ..GPU };
-        let (peer, channel) = pair(shape, place, place.memory(shape.bytes())).await?;
-        let took = timed(&channel, &[0], &[0], 500).await?;
-        said += &format!("\n    4 KiB landed, spin {spin} us: {:.1} us", took * 1e6);
-        peer.end().await?;
-    }
     Ok(said)
 }
 
@@ -483,6 +477,7 @@ async fn suite() -> Result<(), Failed> {
         what_is_not_possible_is_refused_by_name(&cuda),
         ipc_speed(&cuda),
         page_one_speed(),
+        landed_latency_of_each_path(),
         staging_over_tcp(),
     );
     if failed > 0 { Err(format!("{failed} failed").into()) } else { Ok(()) }

@@ -341,16 +341,19 @@ impl Landings {
 
     /// Takes the flights that are over. The mark of the last of them.
     fn over(&mut self) -> Result<Option<u64>, CudaError> {
-        let mut mark = None;
+        let (mut mark, mut before) = (None, false);
         while let Some(first) = self.flights.front() {
             let done = first.flight.is_done()?;
             let now = Instant::now();
             let since = *self.since.get_or_insert(now);
             if !done {
+                self.looks.in_vain();
                 self.next_look = Some(self.looks.next(first.bytes, since, now));
                 return Ok(mark);
             }
-            self.looks.saw(first.bytes, now.saturating_duration_since(since));
+            let took = (!before).then(|| now.saturating_duration_since(since));
+            self.looks.saw(first.bytes, took);
+            before = true;
             mark = first.mark.or(mark);
             self.flights.pop_front();
             self.since = Some(now);

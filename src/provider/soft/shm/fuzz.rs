@@ -10,9 +10,11 @@ use socket2::{Domain, Socket, Type};
 use super::super::SoftDevice;
 use super::super::frame::{Desc, FLAG_IMM, Header, Opcode, Preamble};
 use super::door;
+use super::pages::encode;
 use super::raw::RawPeer;
 use crate::device::{Profile, SoftConfig, SoftTransport};
 use crate::memory::{Exposed, Memory, Prefault, Region};
+use crate::pages::{Pages, Strides, pair};
 use crate::provider::{
     AccessFlags, Cqe, Device, QpAddress, QpConnect, QpInit, QpState, RecvWr, SendOp, Sge, WrChain,
 };
@@ -98,12 +100,24 @@ fn frame(input: &mut Input<'_>, addr: u64, rkey: u32) -> Vec<u8> {
                 body.extend(piece.to_le_bytes());
                 body.extend([0; 4]);
             }
+        } else if how & 32 != 0 {
+            // Blocks of 16 bytes, of a few layers.
+            let pairs =
+                (0..input.byte() % 9).map(|_| pair(input.byte().into(), input.byte().into())).collect();
+            let strides =
+                |input: &mut Input<'_>| Strides { layer: input.short().into(), block: input.byte().into() };
+            let (source, target) = (strides(input), strides(input));
+            let pages = Pages { piece: 16, layers: u32::from(input.byte() % 4), source, target, pairs };
+            desc.total = pages.bytes().unwrap_or(0).wrapping_add((how >> 6).into());
+            (desc.offset, desc.len) = (0, desc.total);
+            desc.set_pages(pages.pairs.len());
+            encode(&pages, u64::from(input.byte() % 4), input.short().into(), &mut body);
         } else {
             body.extend(vec![0xee; desc.len as usize]);
         }
         descs.push(desc);
     }
-    let payload = descs.iter().map(|d| d.len).fold(0, u32::wrapping_add);
+    let payload = descs.iter().map(Desc::counted).fold(0, u32::wrapping_add);
     let header = Header { descs: descs.len() as u16, ack: input.byte().into(), payload };
     let mut out = header.encode().to_vec();
     descs.iter().for_each(|desc| out.extend_from_slice(&desc.encode()));

@@ -412,6 +412,14 @@ impl ShmLink {
         }
     }
 
+    /// Whether a mapping has `len` bytes from the beginning of `reference` on. Of other memory that is found out by who copies.
+    pub(in crate::provider::soft) fn may_hold(&self, reference: &Reference, len: u64) -> bool {
+        match self.borrowed.get(reference.memfd) {
+            Some(Lent::Map(map)) => map.at(reference.offset, len).is_some(),
+            _ => true,
+        }
+    }
+
     /// Whether `reference` is to memory of a GPU.
     pub(in crate::provider::soft) fn is_of_device(&self, reference: &Reference) -> bool {
         matches!(self.borrowed.get(reference.memfd), Some(Lent::Memory(_)))
@@ -525,7 +533,13 @@ impl Drop for ShmLink {
         // Before the socket closes, and before anybody is told that its sources are free.
         self.rings.close();
         let kept = std::mem::take(&mut self.kept);
-        if !kept.is_empty() && !self.here && !self.ended {
+        if kept.is_empty() {
+            return;
+        }
+        if self.here || self.ended {
+            // Freeing memory of a GPU waits for the GPU.
+            background::run(move || drop(kept));
+        } else {
             keep_until_gone(self.socket.try_clone(), kept);
         }
     }

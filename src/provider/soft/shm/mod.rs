@@ -48,6 +48,8 @@ pub(super) use door::address;
 pub(super) use door::{ShmDoor, Visit, dial};
 pub(super) use link::{NoCopy, ShmLink};
 pub(super) use loans::Lenders;
+#[cfg(test)]
+pub(super) use pages::encode as encode_table;
 pub(super) use pages::{Incoming, Posted as PostedPages, table_bytes};
 pub(super) use peer_map::PeerMap;
 pub(super) use reference::{MAX_REFERENCES, Reference};

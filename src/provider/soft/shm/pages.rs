@@ -48,7 +48,7 @@ pub(in crate::provider::soft) struct Incoming {
     by_piece: bool,
 }
 
-fn encode(pages: &Pages, memory: u64, offset: u64, out: &mut Vec<u8>) {
+pub(in crate::provider::soft) fn encode(pages: &Pages, memory: u64, offset: u64, out: &mut Vec<u8>) {
     out.extend(memory.to_le_bytes());
     out.extend(offset.to_le_bytes());
     out.extend(pages.piece.to_le_bytes());
@@ -158,6 +158,10 @@ impl QpInner {
         let first = source(incoming.spans.source.start, 0).ok_or(Stop::Nonsense)?;
         let mut copied = link.find(&first);
         let far = link.is_of_device(&first);
+        let span = &incoming.spans.source;
+        if copied.is_ok() && !link.may_hold(&first, span.end - span.start) {
+            copied = Err(NoCopy::Nonsense);
+        }
         let guard = self.device.mrs.read();
         let (at, len) = incoming.target(&desc);
         let Some(range) = guard.resolve(desc.rkey, self.pd, at, len, AccessFlags::REMOTE_WRITE) else {

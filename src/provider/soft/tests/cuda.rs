@@ -221,6 +221,46 @@ fn r7_an_exporter_frees_its_memory_after_its_importers_have_closed_it() {
     g.pair.until("the memory to be freed", |_| fake.in_use() == (1, 0));
 }
 
+/// The exporter goes while the importer's GPU copies: the importer finds out in its own time.
+#[test]
+fn r7_an_exporter_that_ends_keeps_its_memory_until_the_importer_has_stopped_copying() {
+    play_two_processes();
+    let mut g = Gpus::new(Profile::Default);
+    let (from, to) = (g.region(true, 1 << 20, true), g.region(false, 1 << 20, true));
+    g.fake.hold(true);
+    post(g.pair.qa(), 3, write_to(&to, 0, None), &[sge(&from, 0, 1 << 20)]);
+    g.pair.quiet();
+    assert_eq!(g.fake.queued(), 1);
+    g.pair.qa = None;
+    drop(from);
+    std::thread::yield_now();
+    assert_eq!((g.fake.in_use(), g.fake.queued()), ((2, 1), 1), "it is still being read");
+    let fake = g.fake.clone();
+    g.pair.until("the end of the importer, and the memory to be freed", |_| fake.in_use() == (1, 0));
+    fake.hold(false);
+}
+
+#[test]
+fn r7_memory_is_lent_again_while_it_is_on_its_way_back() {
+    play_two_processes();
+    let mut g = Gpus::new(Profile::Default);
+    let to = g.region(false, 4096, true);
+    let allocation = g.fake.foreign(0, 1 << 20, false);
+    for round in 0..20 {
+        let memory = Memory::from_cuda_of(&g.cuda, allocation + round * 4096, 4096).unwrap();
+        let from = Region::register(&g.pair.a.pd, memory.map_for(&g.pair.a.pd).unwrap(), ALL).unwrap();
+        fill(&from, 0, &pattern(4096, round));
+        post(g.pair.qa(), round, write_to(&to, 0, None), &[sge(&from, 0, 4096)]);
+        g.pair.wait(1, 0);
+        assert_eq!(contents(&to, 0, 4096), pattern(4096, round), "round {round}");
+        drop(from);
+        // It is asked back, and that is not heard yet.
+        g.pair.a.poll();
+    }
+    let path = traffic(g.pair.qb()).ipc;
+    assert_eq!((path.bytes_in, path.operations_in), (20 * 4096, 20));
+}
+
 #[test]
 fn k9_memory_that_ipc_does_not_export_is_refused_at_the_post_and_goes_within_a_process() {
     let send = |g: &mut Gpus| {

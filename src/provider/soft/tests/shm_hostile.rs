@@ -6,12 +6,13 @@ use socket2::{Domain, Socket, Type};
 
 use super::shm::name;
 use super::*;
+use crate::pages::{Pages, Strides, pair};
 use crate::provider::QpAddress;
 use crate::provider::soft::frame::{Desc, Header, Opcode, Preamble};
 use crate::provider::soft::rng::Rng;
-use crate::provider::soft::shm::fuzz;
 use crate::provider::soft::shm::inspect::after_next_copy;
 use crate::provider::soft::shm::raw::RawPeer;
+use crate::provider::soft::shm::{encode_table, fuzz};
 
 /// A queue pair whose peer is this test: it has answered the dial.
 fn raw_peer(side: &Side) -> (Qp, RawPeer) {
@@ -34,7 +35,7 @@ fn raw_peer(side: &Side) -> (Qp, RawPeer) {
 }
 
 fn frame(descs: &[Desc], payload: &[u8], ack: u32) -> Vec<u8> {
-    let total = descs.iter().map(|d| d.len).sum();
+    let total = descs.iter().map(Desc::counted).sum();
     let header = Header { descs: descs.len() as u16, ack, payload: total };
     let mut out = header.encode().to_vec();
     descs.iter().for_each(|d| out.extend_from_slice(&d.encode()));
@@ -107,6 +108,79 @@ fn b1_references_to_what_was_not_lent_end_the_connection() {
         peer.put(&referring(&to, 0, None, references));
         until(&mut side, what, |_| qp.state() == QpState::Err);
         assert_eq!(ids(&side.take()), [(5, WcStatus::BadResponse)], "{what}");
+    }
+}
+
+/// A WRITE of 3 layers of pieces of 64 bytes, whose pairs are these, to `to`, where a layer has 8 blocks; from lent memory 9, where it
+/// has 16.
+fn paged(
+    to: &Region<Exposed>,
+    pairs: &[(u32, u32)],
+    spoil: fn(&mut Desc, &mut Pages, &mut (u64, u64)),
+) -> Vec<u8> {
+    let (source, target) = (Strides { layer: 1024, block: 64 }, Strides { layer: 512, block: 64 });
+    let pairs: Vec<u64> = pairs.iter().map(|&(s, t)| pair(s, t)).collect();
+    let mut pages = Pages { piece: 64, layers: 3, source, target, pairs };
+    let mut from = (9, 1000);
+    let mut desc = Desc::new(Opcode::Write, 0);
+    (desc.addr, desc.rkey) = (to.remote().addr, to.remote().rkey);
+    desc.total = pages.bytes().unwrap();
+    desc.set_imm(Some(3));
+    spoil(&mut desc, &mut pages, &mut from);
+    desc.len = desc.total;
+    desc.set_pages(pages.pairs.len());
+    let mut table = Vec::new();
+    encode_table(&pages, from.0, from.1, &mut table);
+    frame(&[desc], &table, 0)
+}
+
+#[test]
+fn b1_pages_land_where_the_table_says_and_tables_of_anything_else_touch_nothing() {
+    type Spoil = fn(&mut Desc, &mut Pages, &mut (u64, u64));
+    let cases: &[(&str, &[(u32, u32)], Spoil)] = &[
+        ("sane", &[(2, 7), (15, 0), (9, 3)], |_, _, _| ()),
+        ("a target beyond the region", &[(2, 7), (15, 0), (9, 8)], |_, p, _| p.target.layer = 576),
+        ("a target far beyond", &[(2, u32::MAX), (15, 0)], |_, _, _| ()),
+        ("a block twice", &[(2, 7), (15, 0), (9, 7)], |_, _, _| ()),
+        ("layers that meet", &[(2, 7), (15, 0)], |_, p, _| p.target.layer = 64),
+        ("another length", &[(2, 7), (15, 0)], |d, _, _| d.total += 64),
+        ("before the region", &[(2, 7), (15, 0)], |d, _, _| d.addr -= 1),
+        ("another key", &[(2, 7), (15, 0)], |d, _, _| d.rkey ^= 1),
+        ("no layers", &[(2, 7)], |_, p, _| p.layers = 0),
+        ("around the end of the numbers", &[(2, 7), (3, 1)], |_, p, _| p.target.block = u64::MAX / 2),
+        ("memory that was not lent", &[(2, 7)], |_, _, from| from.0 = 8),
+        ("a source beyond its end", &[(2, 7), (15, 0)], |_, _, from| from.1 = 65_536 - 2900),
+        ("a source around the end of the numbers", &[(2, 7)], |_, _, from| from.1 = u64::MAX - 60),
+        ("a SEND", &[(2, 7)], |d, _, _| d.opcode = Opcode::Send),
+    ];
+    for &(what, pairs, spoil) in cases {
+        let mut side = shm_side();
+        let (qp, peer) = raw_peer(&side);
+        let to = side.region(1536, ALL);
+        let memory = peer.lend(9, 65_536);
+        let data = pattern(65_536, 8);
+        memory.write(0, &data);
+        recv(&qp, 1, None);
+        peer.put(&paged(&to, pairs, spoil));
+        if what == "sane" {
+            until(&mut side, what, |s| !s.seen.is_empty());
+            assert_eq!(ids(&side.take()), [(1, WcStatus::Success)]);
+            let mut expected = vec![0; 1536];
+            for (layer, &(s, t)) in (0..3).flat_map(|layer| pairs.iter().map(move |pair| (layer, pair))) {
+                // The lowest piece, of block 2, begins at 1000.
+                let (from, to) = (1000 - 128 + layer * 1024 + s as usize * 64, layer * 512 + t as usize * 64);
+                expected[to..to + 64].copy_from_slice(&data[from..from + 64]);
+            }
+            assert!(contents(&to, 0, 1536) == expected);
+            continue;
+        }
+        for _ in 0..50 {
+            side.poll();
+        }
+        drop(peer);
+        until(&mut side, what, |s| qp.state() == QpState::Err && !s.seen.is_empty());
+        assert!(side.take().iter().all(|cqe| cqe.status != WcStatus::Success), "{what}");
+        assert!(contents(&to, 0, 1536) == [0; 1536], "{what}");
     }
 }
 
