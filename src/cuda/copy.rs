@@ -93,8 +93,8 @@ impl Copier {
     /// Each piece may be written and read as it was added, until the flight is over.
     pub(crate) unsafe fn launch(&mut self, gathers: bool) -> Result<Flight, CudaError> {
         let plan = if gathers { gather::plan(&self.pieces, &mut self.list) } else { None };
-        // SAFETY: the caller's promise. `plan` names the pieces alone.
         let gathered = match plan {
+            // SAFETY: the caller's promise. `plan` names the pieces alone.
             Some(plan) => unsafe { self.shared.gather(plan, &self.list) },
             None => Ok(None),
         };

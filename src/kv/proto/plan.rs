@@ -276,8 +276,8 @@ pub(crate) struct Cursor {
     byte: u64,
     /// It is being cut into pages: blocks with all their layers.
     paged: bool,
-    src_hint: usize,
-    dst_hint: usize,
+    src_hint: u32,
+    dst_hint: u32,
 }
 
 impl Cursor {

@@ -51,17 +51,20 @@ impl Seams {
     }
 
     /// Address and key at `offset`, and how many bytes follow in the same part. `hint` is the last part used.
-    pub(super) fn at(&self, offset: u64, hint: &mut usize) -> (u64, u32, u64) {
+    pub(super) fn at(&self, offset: u64, hint: &mut u32) -> (u64, u32, u64) {
         // The hint may be that of another rail, with more parts.
         let inside = |i: usize| {
             let start = self.starts.get(i).copied().filter(|&s| s <= offset);
             start.is_some_and(|s| offset - s < self.parts[i].len)
         };
-        if !inside(*hint) {
+        let mut at = *hint as usize;
+        if !inside(at) {
             // The first part starts at 0, so at least one start is at or below any offset.
-            *hint = self.starts.partition_point(|&s| s <= offset) - 1;
+            at = self.starts.partition_point(|&s| s <= offset) - 1;
+            // No pool has 2^32 parts, and a hint that is none costs a search.
+            *hint = at as u32;
         }
-        let (part, within) = (&self.parts[*hint], offset - self.starts[*hint]);
+        let (part, within) = (&self.parts[at], offset - self.starts[at]);
         (part.addr + within, part.key, part.len - within)
     }
 }

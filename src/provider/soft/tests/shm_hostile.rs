@@ -137,7 +137,8 @@ fn paged(
 #[test]
 fn b1_pages_land_where_the_table_says_and_tables_of_anything_else_touch_nothing() {
     type Spoil = fn(&mut Desc, &mut Pages, &mut (u64, u64));
-    let cases: &[(&str, &[(u32, u32)], Spoil)] = &[
+    type Pairs = &'static [(u32, u32)];
+    let cases: &[(&str, Pairs, Spoil)] = &[
         ("sane", &[(2, 7), (15, 0), (9, 3)], |_, _, _| ()),
         ("a target beyond the region", &[(2, 7), (15, 0), (9, 8)], |_, p, _| p.target.layer = 576),
         ("a target far beyond", &[(2, u32::MAX), (15, 0)], |_, _, _| ()),
