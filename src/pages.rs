@@ -36,6 +36,13 @@ pub(crate) struct Spans {
     pub(crate) target: Range<u64>,
 }
 
+/// Pages that are a request: what they cover is known, and that no byte is written twice.
+#[derive(Clone, Debug)]
+pub(crate) struct Checked {
+    pub(crate) pages: Pages,
+    pub(crate) spans: Spans,
+}
+
 /// A block of the source, and the one of the target that it goes to.
 pub(crate) const fn pair(source: u32, target: u32) -> u64 {
     (source as u64) << 32 | target as u64
@@ -59,6 +66,12 @@ impl Pages {
     pub(crate) fn bytes(&self) -> Option<u32> {
         let all = u64::from(self.piece).checked_mul(self.layers.into())?;
         u32::try_from(all.checked_mul(self.pairs.len() as u64)?).ok()
+    }
+
+    /// See [`spans`](Self::spans).
+    pub(crate) fn check(self) -> Option<Checked> {
+        let spans = self.spans()?;
+        Some(Checked { pages: self, spans })
     }
 
     /// What the pieces cover at both ends. `None` for what is no request: none or too many pairs, nothing to copy, more than 64 bits

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::cuda::GpuTraffic;
 use crate::error::{PostError, QpError};
 use crate::memory::{Local, Slice};
-use crate::pages::Pages;
+use crate::pages::Checked;
 use crate::provider::{self, QpInit, RecvWr, SendOp, Sge, WrChain};
 use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
 
@@ -39,7 +39,7 @@ struct Pending {
     sge: Option<Sge>,
     inline: bool,
     /// What it is made of, and how many bytes that is.
-    pages: Option<(Arc<Pages>, u32)>,
+    pages: Option<(Arc<Checked>, u32)>,
 }
 
 /// How many buffers a queue pair needs, and of which size.
@@ -382,7 +382,7 @@ impl Sink for Outbox<'_> {
         self.0[qp].qp.as_ref().map_or(0, |qp| qp.takes_pages(lkey))
     }
 
-    fn write_pages(&mut self, qp: usize, piece: &Piece, pages: Pages, imm: Option<u32>, token: Token) {
+    fn write_pages(&mut self, qp: usize, piece: &Piece, pages: Checked, imm: Option<u32>, token: Token) {
         let queue = &mut self.0[qp];
         queue.report.writes += 1;
         queue.report.bytes_written += u64::from(piece.len);

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use crate::device::Capabilities;
 use crate::error::{DeviceError, MemoryError, PostError, QpError};
 use crate::memory::{Exposed, Mapping, Region};
-use crate::pages::Pages;
+use crate::pages::Checked;
 use events::{Events, ObjectId};
 
 /// Access flags of a memory region, with the bits of `enum ibv_access_flags`.
@@ -141,7 +141,7 @@ pub(crate) struct SendWr {
 pub(crate) struct WrChain {
     pub(crate) wrs: Vec<SendWr>,
     pub(crate) sges: Vec<Sge>,
-    pub(crate) pages: Vec<Arc<Pages>>,
+    pub(crate) pages: Vec<Arc<Checked>>,
 }
 
 impl WrChain {
@@ -159,14 +159,14 @@ impl WrChain {
     }
 
     /// The WRITE that was pushed last is of `pages`.
-    pub(crate) fn is_of(&mut self, pages: Arc<Pages>) {
+    pub(crate) fn is_of(&mut self, pages: Arc<Checked>) {
         if let Some(last) = self.wrs.last_mut() {
             last.pages = Some(self.pages.len() as u32);
             self.pages.push(pages);
         }
     }
 
-    pub(crate) fn pages_of(&self, wr: &SendWr) -> Option<&Arc<Pages>> {
+    pub(crate) fn pages_of(&self, wr: &SendWr) -> Option<&Arc<Checked>> {
         self.pages.get(wr.pages? as usize)
     }
 

@@ -356,8 +356,8 @@ async fn ipc_speed(cuda: &Cuda) -> Result<String, Failed> {
     for (name, max_write, spin) in [
         ("writes of 2 MiB", 2 << 20, 0),
         ("the default", 0, 0),
-        ("the default, spinning", 0, 500),
-        ("writes of 512 MiB, spinning", 512 << 20, 500),
+        ("the default, spinning", 0, 1000),
+        ("writes of 512 MiB, spinning", 512 << 20, 1000),
     ] {
         let shape = Shape { layers: 1, blocks: 512, block: 2 << 20 };
         let place = Place { max_write, spin, ..GPU };
@@ -421,7 +421,7 @@ async fn staging_over_tcp() -> Result<String, Failed> {
 /// DeepSeek-V2-Lite's cache at page 1, 8,192 tokens: contiguous, and every block elsewhere.
 async fn page_one_speed() -> Result<String, Failed> {
     let shape = Shape { layers: 27, blocks: 8192, block: 1152 };
-    let place = Place { spin: 200, ..GPU };
+    let place = Place { spin: 1000, ..GPU };
     let (peer, channel) = pair(shape, place, place.memory(shape.bytes())).await?;
     let (all, from, to) = (in_order(shape.blocks), shuffled(shape.blocks, 1), shuffled(shape.blocks, 2));
     let flat = timed(&channel, &all, &all, 10).await?;

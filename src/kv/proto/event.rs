@@ -1,7 +1,7 @@
 //! The vocabulary of the protocol's boundary: what goes in, what comes out, and why things end.
 
 use super::plan::{Piece, Plan};
-use crate::pages::Pages;
+use crate::pages::Checked;
 use crate::wire::Malformed;
 use std::time::Instant;
 
@@ -101,7 +101,7 @@ pub(crate) trait Sink {
         0
     }
     /// A WRITE of pages: the piece says all of its bytes, and where the first block of each end is. Only where it is taken.
-    fn write_pages(&mut self, qp: usize, piece: &Piece, pages: Pages, imm: Option<u32>, token: Token) {
+    fn write_pages(&mut self, qp: usize, piece: &Piece, pages: Checked, imm: Option<u32>, token: Token) {
         let _ = pages;
         debug_assert!(false, "no pages are taken");
         self.write(qp, piece, imm, token);

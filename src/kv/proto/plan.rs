@@ -14,7 +14,7 @@ use super::runs::{Run, RunList, Runs};
 use super::seams::PoolSeams;
 use crate::kv::layout::{Dtype, Layout};
 use crate::kv::mapping::Mapping;
-use crate::pages::{MAX_PAIRS, Pages, Strides, pair};
+use crate::pages::{Checked, MAX_PAIRS, Pages, Strides, pair};
 
 /// A plan of so many WRITEs, or more, may be cut into pages: what one call of `transmit` posts is left as it is.
 const MANY: u64 = 256;
@@ -356,7 +356,7 @@ impl Cursor {
         plan: &Plan,
         rail: usize,
         most: impl FnOnce(u32) -> u32,
-    ) -> Option<(Piece, Pages)> {
+    ) -> Option<(Piece, Checked)> {
         if self.is_done(plan) || !self.may_page(plan) {
             return None;
         }
@@ -380,8 +380,8 @@ impl Cursor {
         let piece = u32::try_from(plan.block_bytes).ok();
         let pages = piece.map(|piece| Pages { piece, layers: plan.layers, source, target, pairs });
         // Targets that are not apart, and blocks larger than that: they are cut as usual.
-        let cut = pages.and_then(|pages| Some((pages.spans().and(pages.bytes())?, pages)));
-        let Some((len, pages)) = cut else {
+        let checked = pages.and_then(Pages::check).and_then(|c| Some((c.pages.bytes()?, c)));
+        let Some((len, pages)) = checked else {
             *self = at;
             return None;
         };
@@ -480,7 +480,7 @@ mod tests {
             while let Some((all, pages)) = c.next_pages(&plan, 0, |key| key * 1000) {
                 assert!((all.lkey, all.rkey) == (1, 2) && all.len <= 1000);
                 let mut done = 0;
-                while let Some((from, to, left)) = pages.at(done) {
+                while let Some((from, to, left)) = pages.pages.at(done) {
                     let (src_addr, dst_addr) = (all.src_addr + from, all.dst_addr + to);
                     got.extend(bytes_of(Piece { src_addr, dst_addr, ..all }, left));
                     done += u64::from(left);

@@ -12,7 +12,7 @@ use super::rails::Rail;
 use super::record::{Counts, Record};
 use super::transfer::{HeaderState, Transfer};
 use super::{Connection, Link, Notify, SQ_RESERVE};
-use crate::pages::Pages;
+use crate::pages::Checked;
 use std::time::Instant;
 
 /// Work requests of one call (R9).
@@ -27,7 +27,7 @@ struct Cut {
     /// `None` if there is nothing (left) to copy.
     piece: Option<Piece>,
     /// What the piece is made of, where it is more than one.
-    pages: Option<Pages>,
+    pages: Option<Checked>,
     cursor: Cursor,
     last: bool,
     /// It carries a notification.

@@ -21,7 +21,7 @@ use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
 use super::sq::Cause;
 use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Source};
 use crate::memory::Mapping;
-use crate::pages::{Pages, Spans};
+use crate::pages::Checked;
 use crate::provider::{QpState, WcStatus};
 
 /// Flights of a queue pair at a time: enough that one is queued while another is under way.
@@ -30,8 +30,7 @@ const FLIGHTS: usize = 4;
 const PIECES: usize = 4096;
 /// Without order, messages that wait in line: they count as being in assembly.
 const IN_LINE: usize = 256;
-/// Copies of up to so many bytes are over in less time than it takes to sleep, and are looked at until then; and so long at a time is
-/// what is likely to be over in a moment.
+/// Copies of up to so many bytes are over in less time than it takes to sleep, and are looked at until then.
 const SHORT: u64 = 1 << 20;
 const SHORT_LOOKS: Duration = Duration::from_micros(12);
 
@@ -222,7 +221,7 @@ impl Landings {
         &mut self,
         link: &mut ShmLink,
         source: &Reference,
-        (pages, spans): (&Pages, &Spans),
+        Checked { pages, spans }: &Checked,
         range: MemRange<'_>,
         (bytes, mark): (u32, u64),
     ) -> Result<bool, NoCopy> {
@@ -420,14 +419,14 @@ impl QpInner {
             return self.copies_failed(&error);
         }
         if short {
-            self.look_until_landed(|_| true);
+            let by = Instant::now() + SHORT_LOOKS;
+            self.look_while(|_| Instant::now() < by);
         }
     }
 
-    /// Looks at what is under way as long as `pays`, and not for long.
-    fn look_until_landed(&mut self, pays: impl Fn(&Landings) -> bool) {
-        let by = Instant::now() + SHORT_LOOKS;
-        while self.landings.is_busy() && pays(&self.landings) && Instant::now() < by {
+    /// Looks at what is under way as long as that `pays`.
+    fn look_while(&mut self, pays: impl Fn(&Landings) -> bool) {
+        while self.landings.is_busy() && pays(&self.landings) {
             self.land();
         }
     }
@@ -438,8 +437,11 @@ impl QpInner {
             self.landings.next_look = None;
             self.readable = true;
         }
+        if let Some(asked) = self.landings.next_look {
+            self.landings.looks.looked(asked, Instant::now());
+        }
         self.land();
-        self.look_until_landed(Landings::is_near);
+        self.look_while(Landings::is_near);
     }
 
     /// More is collected than should wait.

@@ -1,8 +1,9 @@
 //! When to ask a GPU whether a copy is over: nobody calls back, and each question costs a wake-up where nobody spins.
 //!
 //! Copies of a queue pair are much alike, so that the time that one has taken for a mebibyte says when the next will be over. It is asked
-//! a little before that, and from then on for a few microseconds in a row; whoever is late is asked ever later. A copy that is over at
-//! the first look was over nobody knows when: then the next one is looked at earlier, until a first look is in vain.
+//! a little before that, and from then on in a row until a little after it; whoever is late is asked ever later. A copy that is over at
+//! the first look was over nobody knows when: then the next one is looked at earlier, until a first look is in vain. Where the thread
+//! sleeps until a look, it wakes later than it asked to, which is allowed for.
 
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ const LAST_LOOK: Duration = Duration::from_millis(1);
 const TELLING: u64 = 4 << 20;
 /// So long before the end is soon enough.
 const LONGEST_LEAD: Duration = Duration::from_micros(40);
+/// What is made of one that was kept from looking at all.
+const LATEST: Duration = Duration::from_micros(200);
 const MIB: u64 = 1 << 20;
 
 /// What copies of a queue pair have taken.
@@ -22,9 +25,18 @@ pub(super) struct Looks {
     nanos: u64,
     /// The copy that is under way was looked at, and not over.
     vain: bool,
+    /// How late looks come.
+    late: Duration,
 }
 
 impl Looks {
+    /// It is looked at, and should have been `asked`.
+    pub(super) fn looked(&mut self, asked: Instant, now: Instant) {
+        if let Some(late) = now.checked_duration_since(asked) {
+            self.late = (self.late * 3 + late.min(LATEST)) / 4;
+        }
+    }
+
     /// It is not over.
     pub(super) fn in_vain(&mut self) {
         self.vain = true;
@@ -37,7 +49,7 @@ impl Looks {
         let nanos = (u64::try_from(took.as_nanos()).unwrap_or(u64::MAX) / (bytes / MIB)).max(1);
         self.nanos = match (vain, self.nanos) {
             (true, _) | (false, 0) => nanos,
-            (false, known) => (nanos.min(known) * 3 / 4).max(1),
+            (false, known) => (nanos.min(known) * 7 / 8).max(1),
         };
     }
 
@@ -55,7 +67,7 @@ impl Looks {
             Some(_) => age / 32,
             None => age / 16,
         };
-        now + wait.clamp(FIRST_LOOK, LAST_LOOK)
+        now + wait.saturating_sub(self.late).clamp(FIRST_LOOK, LAST_LOOK)
     }
 
     /// It is likely to be over in a moment.
@@ -71,21 +83,21 @@ fn early(all: Duration) -> Duration {
 }
 
 fn lead(all: Duration) -> Duration {
-    (all / 32).min(LONGEST_LEAD)
+    (all / 16).min(LONGEST_LEAD)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A copy that takes `takes`, looked at as `land` does, in rows of 12 us: how late it was seen, and the looks it took.
+    /// A copy that takes `takes`, looked at as `land` does, in rows: how late it was seen, and the looks it took.
     fn fly(looks: &mut Looks, bytes: u64, takes: Duration) -> (Duration, u32) {
         let since = Instant::now();
         let end = since + takes;
         let (mut now, mut asked) = (looks.next(bytes, since, since), 1);
         while now < end {
             looks.in_vain();
-            if looks.is_near(bytes, since, now) && now + Duration::from_micros(12) >= end {
+            if looks.is_near(bytes, since, now) && looks.is_near(bytes, since, end) {
                 now = end;
                 break;
             }
@@ -103,7 +115,7 @@ mod tests {
         // The first takes long, since the driver makes itself ready; then the others do not; and then all of them do.
         fly(&mut looks, 64 << 20, us(3000));
         for takes in [515, 5000, 515] {
-            for _ in 0..20 {
+            for _ in 0..40 {
                 fly(&mut looks, 1 << 30, us(takes));
             }
             let (mut late, mut most) = (Duration::ZERO, 0);

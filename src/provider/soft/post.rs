@@ -8,10 +8,9 @@ use std::sync::Arc;
 use super::atomic;
 use super::faults::Posted;
 use super::qp::{QpInner, refused};
-use super::shm::PostedPages;
 use super::sq::Cause;
 use crate::error::PostError;
-use crate::pages::Pages;
+use crate::pages::Checked;
 use crate::provider::{AccessFlags, Cqe, QpState, SendOp, SendWr, Sge, WcStatus, WrChain};
 
 impl QpInner {
@@ -30,12 +29,12 @@ impl QpInner {
         &mut self,
         wr: &SendWr,
         sges: &[Sge],
-        pages: Option<&Arc<Pages>>,
+        pages: Option<&Arc<Checked>>,
     ) -> io::Result<()> {
         let errno = |errno| Err(io::Error::from_raw_os_error(errno));
         let caps = &self.device.caps;
         let total: u64 = match pages {
-            Some(pages) => pages.bytes().unwrap_or(0).into(),
+            Some(checked) => checked.pages.bytes().unwrap_or(0).into(),
             None => sges.iter().map(|s| u64::from(s.len)).sum(),
         };
         // Our elements are written, and not read.
@@ -65,15 +64,11 @@ impl QpInner {
         if self.sq.is_full() {
             return errno(libc::ENOMEM);
         }
-        let mut posted_pages = None;
-        if let Some(pages) = pages {
-            let ([from], Some(spans), false) = (sges, pages.spans(), wr.inline) else {
-                return errno(libc::EINVAL);
-            };
+        if pages.is_some() {
+            let ([from], false) = (sges, wr.inline) else { return errno(libc::EINVAL) };
             if self.takes_pages(from.lkey) == 0 {
                 return errno(libc::EOPNOTSUPP);
             }
-            posted_pages = Some(PostedPages { pages: pages.clone(), spans });
         } else if !read
             && !wr.inline
             && let Some(why) = self.unreadable(sges, AccessFlags::default())
@@ -92,8 +87,8 @@ impl QpInner {
         if failure.is_none() && !wr.inline {
             let access = if read { AccessFlags::LOCAL_WRITE } else { AccessFlags::default() };
             let guard = self.device.mrs.read();
-            let covered = |s: &Sge| match &posted_pages {
-                Some(PostedPages { spans, .. }) => {
+            let covered = |s: &Sge| match pages.map(|checked| &checked.spans) {
+                Some(spans) => {
                     let (start, end) = (spans.source.start, spans.source.end);
                     let at = s.addr.wrapping_add(start);
                     guard.resolve(s.lkey, self.pd, at, end - start, access).is_some()
@@ -108,8 +103,8 @@ impl QpInner {
         } else {
             self.sq.push(wr.wr_id, wr.op, wr.signaled, total.min(u32::MAX.into()) as u32, sges, None)
         };
-        if let Some(pages) = posted_pages {
-            self.sq.is_of(msn, pages);
+        if let Some(pages) = pages {
+            self.sq.is_of(msn, pages.clone());
         }
         if let Some(until) = hold {
             self.sq.hold(msn, until);

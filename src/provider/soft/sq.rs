@@ -2,11 +2,12 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::rng::Rng;
-use super::shm::PostedPages;
 use super::tuning::{HOLD_ONE_IN, HOLD_SLICES, PAUSE_BYTES, PICK_WINDOW};
+use crate::pages::Checked;
 use crate::provider::{Cqe, SendOp, Sge, WcStatus};
 
 /// A posted request.
@@ -33,7 +34,7 @@ pub(super) struct Entry {
     pub(super) received: u32,
     done: bool,
     /// A WRITE of pages, of which its element only says where the first one is.
-    pub(super) pages: Option<Box<PostedPages>>,
+    pub(super) pages: Option<Arc<Checked>>,
     /// Held back until this slice: where there is no order, and (`NEVER`) by a fault, which ends by time.
     release: u64,
 }
@@ -294,9 +295,9 @@ impl SendQueue {
     }
 
     /// The request `msn`, which was just posted, is of pages.
-    pub(super) fn is_of(&mut self, msn: u32, pages: PostedPages) {
+    pub(super) fn is_of(&mut self, msn: u32, pages: Arc<Checked>) {
         if let Some(i) = self.index(msn) {
-            self.entries[i].pages = Some(Box::new(pages));
+            self.entries[i].pages = Some(pages);
         }
     }
 

@@ -53,8 +53,9 @@ pub(super) const PICK_WINDOW: usize = 32;
 /// A rail whose pace is limited sends this often a second, if it has much to send.
 pub(super) const PACED_SENDS_A_SECOND: u64 = 100;
 
-/// Shared memory: bytes of the ring of one direction. A power of two, more than the staging buffer and a frame's descriptors.
-pub(super) const RING_BYTES: usize = 64 << 10;
+/// Shared memory: bytes of the ring of one direction. A power of two, more than the staging buffer and a frame's descriptors. Tables of as
+/// many pages as are copied at a time have room: it is given back when they are copied.
+pub(super) const RING_BYTES: usize = 128 << 10;
 /// Of the payload that a peer has at hand, this much is copied before it hears of it, or so many messages: about half of what a
 /// send queue holds, so that it goes on posting meanwhile.
 pub(super) const ACK_BYTES: u64 = 2 << 20;

@@ -50,7 +50,7 @@ pub(super) use link::{NoCopy, ShmLink};
 pub(super) use loans::Lenders;
 #[cfg(test)]
 pub(super) use pages::encode as encode_table;
-pub(super) use pages::{Incoming, Posted as PostedPages, table_bytes};
+pub(super) use pages::{Incoming, table_bytes};
 pub(super) use peer_map::PeerMap;
 pub(super) use reference::{MAX_REFERENCES, Reference};
 pub(super) use ring::{Rings, WANTS_BYTES, WANTS_END, WANTS_ROOM};

@@ -9,8 +9,6 @@
 //! layer, wherever that is: what counts is what the pieces cover, and that is looked up by the key when the table is here. Between
 //! GPUs one kernel copies all of it; elsewhere pieces are copied in turns, as large payload is.
 
-use std::sync::Arc;
-
 use super::super::frame::{Desc, Nak};
 use super::super::link::{Link, Stream};
 use super::super::qp::QpInner;
@@ -19,7 +17,7 @@ use super::super::tuning::{FAR_BYTES, SEGMENT_BYTES};
 use super::copy::CopyHint;
 use super::link::{NoCopy, ShmLink};
 use super::reference::Reference;
-use crate::pages::{Pages, Spans, Strides};
+use crate::pages::{Checked, Pages, Strides};
 use crate::provider::AccessFlags;
 
 const HEAD: usize = 56;
@@ -29,18 +27,10 @@ pub(in crate::provider::soft) const fn table_bytes(pairs: usize) -> usize {
     HEAD + 8 * pairs
 }
 
-/// A posted WRITE of pages.
-#[derive(Debug)]
-pub(in crate::provider::soft) struct Posted {
-    pub(in crate::provider::soft) pages: Arc<Pages>,
-    pub(in crate::provider::soft) spans: Spans,
-}
-
 /// One of the peer's whose table is here, and checked.
 #[derive(Debug)]
 pub(in crate::provider::soft) struct Incoming {
-    pages: Pages,
-    spans: Spans,
+    checked: Checked,
     /// The memory of the source, and where its span begins.
     memory: u64,
     offset: u64,
@@ -129,9 +119,9 @@ impl QpInner {
         let decoded = decode(&rx.table);
         rx.table.clear();
         let (pages, memory, offset) = decoded.ok_or(Stop::Nonsense)?;
-        let spans = pages.spans().filter(|_| pages.bytes() == Some(desc.total));
-        let spans = spans.ok_or(Stop::refuse(desc, Nak::InvalidRequest))?;
-        rx.pages = Some(Box::new(Incoming { pages, spans, memory, offset, by_piece: false }));
+        let checked = pages.check().filter(|checked| checked.pages.bytes() == Some(desc.total));
+        let checked = checked.ok_or(Stop::refuse(desc, Nak::InvalidRequest))?;
+        rx.pages = Some(Box::new(Incoming { checked, memory, offset, by_piece: false }));
         let incoming = rx.pages.as_deref();
         let sane = incoming.is_some_and(|incoming| {
             let guard = self.device.mrs.read();
@@ -152,13 +142,13 @@ impl QpInner {
             return Ok(1);
         }
         let source = |at: u64, len: u32| {
-            let offset = at.checked_sub(incoming.spans.source.start)?.checked_add(incoming.offset)?;
+            let offset = at.checked_sub(incoming.checked.spans.source.start)?.checked_add(incoming.offset)?;
             Some(Reference { memfd: incoming.memory, offset, len, together: 0 })
         };
-        let first = source(incoming.spans.source.start, 0).ok_or(Stop::Nonsense)?;
+        let first = source(incoming.checked.spans.source.start, 0).ok_or(Stop::Nonsense)?;
         let mut copied = link.find(&first);
         let far = link.is_of_device(&first);
-        let span = &incoming.spans.source;
+        let span = &incoming.checked.spans.source;
         if copied.is_ok() && !link.may_hold(&first, span.end - span.start) {
             copied = Err(NoCopy::Nonsense);
         }
@@ -171,8 +161,8 @@ impl QpInner {
         if copied.is_ok() && far && range.device().is_some() && !incoming.by_piece {
             // What is staged has not been taken yet.
             let mark = link.rings().taken().wrapping_sub((rx.end - rx.start) as u64);
-            let (pages, spans) = (&incoming.pages, &incoming.spans);
-            let whole = self.landings.collect_pages(link, &first, (pages, spans), range, (desc.len, mark));
+            let checked = &incoming.checked;
+            let whole = self.landings.collect_pages(link, &first, checked, range, (desc.len, mark));
             match whole {
                 Ok(true) => take = desc.len,
                 Ok(false) => incoming.by_piece = true,
@@ -182,10 +172,10 @@ impl QpInner {
         let most = u32::try_from(limit.clamp(1, SEGMENT_BYTES)).unwrap_or(u32::MAX);
         let hint = CopyHint::part_of(desc.total.into());
         while copied.is_ok() && take < most {
-            let Some((from, to, left)) = incoming.pages.at(u64::from(rx.off + take)) else { break };
+            let Some((from, to, left)) = incoming.checked.pages.at(u64::from(rx.off + take)) else { break };
             let len = left.min(most - take);
             let (Some(part), Some(reference)) =
-                (range.part(to - incoming.spans.target.start, len), source(from, len))
+                (range.part(to - incoming.checked.spans.target.start, len), source(from, len))
             else {
                 return Err(Stop::Nonsense);
             };
@@ -231,7 +221,7 @@ impl QpInner {
 impl Incoming {
     /// What its pieces cover of the target.
     fn target(&self, desc: &Desc) -> (u64, u64) {
-        let span = &self.spans.target;
+        let span = &self.checked.spans.target;
         (desc.addr.wrapping_add(span.start), span.end - span.start)
     }
 }
