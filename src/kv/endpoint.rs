@@ -191,19 +191,7 @@ impl KvEndpoint {
         let chosen = self.shared.choose()?;
         let deadline = Deadline::after(self.shared.config.connect_timeout);
         let expect = Expect { epoch: peer.epoch, name: peer.name.clone() };
-        match dial_peer(&self.shared, &target.to_string(), &expect, chosen, deadline).await {
-            // The channel that the peer or a dial of its own has made with us.
-            Err(ConnectError::Duplicate { winner }) => {
-                let peers = &self.shared.peers;
-                let found = deadline
-                    .run(Stage::HelloReply, async { Ok(peers.until(|| peers.channel(winner)).await) });
-                let inner = found.await?;
-                // Who names a channel is not whom it is with.
-                expect.check(&inner.peer_name, inner.peer_epoch)?;
-                Ok(KvChannel { inner })
-            }
-            other => other,
-        }
+        dial_peer(&self.shared, &target.to_string(), &expect, chosen, deadline).await
     }
 }
 
