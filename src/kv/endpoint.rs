@@ -18,7 +18,7 @@ use super::peers::Peers;
 use super::pool::KvPool;
 #[cfg(feature = "tls")]
 use crate::connect::Admission;
-use crate::connect::{ConnectError, Deadline, Expect, Stage};
+use crate::connect::{ConnectError, Deadline, Expect};
 use crate::device::{Device, ProtectionDomain, SoftTransport};
 use crate::error::DeviceError;
 use crate::random::random_u64;
@@ -287,6 +287,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::connect::Stage;
     use crate::device::SoftConfig;
     use crate::kv::Layout;
 

@@ -211,6 +211,9 @@ impl KvDriver {
     fn install(self: &Arc<Self>, attempt: &mut Attempt, go: bool) -> Result<(), End> {
         let (now, rail, number) = (Instant::now(), attempt.rail, attempt.number);
         let pairs = std::mem::take(&mut attempt.pairs);
+        if let Some(exposure) = &self.exposure {
+            pairs.queues.iter().for_each(|queue| queue.expose(exposure));
+        }
         let channel = self.locked(|inner, after| {
             let own = &mut inner.rails[rail];
             let current = own.attempt.as_ref().is_some_and(|(n, _)| *n == number);
