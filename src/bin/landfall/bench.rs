@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use landfall::error::chain;
 use landfall::kv::PathReport;
 use serde::Serialize;
 
@@ -21,7 +22,8 @@ use crate::measure::progress::Progress;
 use crate::measure::server::Server;
 use crate::measure::talk::{About, MOST_IN_FLIGHT, Memory, Op, ReadBy, Shape};
 use crate::measure::units::{bytes, digits, duration, many, rate, show_bytes};
-use crate::output::{Error, Outcome, Output, Usage, chain};
+use crate::output::{Error, Outcome, Output, Usage};
+use crate::stop::Stop;
 
 /// Measure bandwidth, latency and message rate between two processes
 #[derive(Debug, clap::Args)]
@@ -153,6 +155,8 @@ async fn serve(args: &Serve, output: Output) -> Result<Outcome, Error> {
     let endpoint = setup.control().await?;
     let listener = endpoint.listen(args.address).await?;
     let address = listener.local_addr();
+    // Before anybody reads that it listens.
+    let stop = Stop::watch()?;
     let say = move |text: &str| {
         // Nobody may be there to read it: the clients are served all the same.
         let _ = match output.is_json() {
@@ -173,7 +177,7 @@ async fn serve(args: &Serve, output: Output) -> Result<Outcome, Error> {
     let server = Server { setup, budget: Budget::new(args.limit), address, say: Arc::new(say) };
     tokio::select! {
         ended = server.run(listener, args.clients.into()) => ended?,
-        signal = tokio::signal::ctrl_c() => signal?,
+        () = stop.told() => {}
     }
     Ok(Outcome::Well)
 }
@@ -352,17 +356,17 @@ fn draw(args: &Connect, path: Option<&PathReport>, rows: &[Row]) -> String {
         dashed,
     };
     let drawn = |series: Vec<Series>| series.into_iter().filter(|s| !s.points.is_empty()).collect();
-    let what = format!(
-        "{}{} over {}, {}",
-        args.op.name(),
-        if args.bidirectional { " both ways" } else { "" },
-        path.map_or("nothing", |path| path.transport),
+    let what = format!("{}{}", args.op.plural(), if args.bidirectional { " both ways" } else { "" });
+    let about = format!(
+        "{}, {}",
+        path.map_or("over nothing".to_owned(), |path| format!("over {} ({})", path.transport, path.device)),
         many(rows.first().map_or(0, |row| row.qps), "queue pair")
     );
     let label = |bytes: f64| show_bytes(bytes as u64);
     plot::document(&[
         Lines {
-            title: format!("Bandwidth: {what}"),
+            title: format!("Bandwidth of {what} by size"),
+            about: about.clone(),
             x: "bytes of a transfer",
             y: "GB/s",
             label,
@@ -373,7 +377,8 @@ fn draw(args: &Connect, path: Option<&PathReport>, rows: &[Row]) -> String {
             ]),
         },
         Lines {
-            title: format!("Latency, one after the other: {what}"),
+            title: format!("Latency of {what} by size"),
+            about: format!("{about}, one after the other"),
             x: "bytes of a transfer",
             y: "microseconds",
             label,

@@ -279,7 +279,7 @@ impl KvDriver {
             let (mut queues, mut rails) = (Vec::new(), Vec::new());
             let several = parts.rails.len() > 1;
             let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
-            let meter = Meter::new(&parts.peer_name, devices);
+            let meter = Meter::new(&parts.peer_name, devices, parts.pool.is_device_memory());
             for (rail, part) in parts.rails.into_iter().enumerate() {
                 let qps = queues.len()..queues.len() + part.qps;
                 let owner = Arc::new(Owner { driver: me.clone(), rail });
@@ -523,9 +523,7 @@ impl KvDriver {
 
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
-        let mut all = GpuTraffic::default();
-        lock(&self.inner).queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
-        all
+        spans::gpu_traffic_of(&lock(&self.inner).queues)
     }
 
     /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is
