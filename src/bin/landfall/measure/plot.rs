@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn no_label_is_cut_off_at_the_edge() {
-        let points: Vec<_> = (1..=27).map(|n| (f64::from(1u32 << n), 123_456.0 * f64::from(n))).collect();
+        let points: Vec<_> = (1..=25).map(|n| (f64::from(1u32 << n), 123_456.0 * f64::from(n))).collect();
         for log_y in [false, true] {
             let series =
                 vec![Series { name: "landed p50".to_owned(), points: points.clone(), dashed: false }];
@@ -352,7 +352,7 @@ mod tests {
                 series,
             }]);
             let extents = extents(&svg);
-            assert!(extents.iter().any(|(text, ..)| text == "128 MiB"), "{extents:?}");
+            assert!(extents.iter().any(|(text, ..)| text == "32 MiB"), "{extents:?}");
             for (text, from, to) in extents {
                 // The label of the vertical axis is in the first 24.
                 let least = if text.chars().all(|c| c.is_ascii_digit()) { 20.0 } else { 0.0 };
