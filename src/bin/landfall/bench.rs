@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use landfall::connect::ConnectError;
 use landfall::error::chain;
 use landfall::kv::PathReport;
 use serde::Serialize;
@@ -153,7 +154,13 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<Outcome, Error> {
 async fn serve(args: &Serve, output: Output) -> Result<Outcome, Error> {
     let setup = args.device.setup(Side::Listens(args.address))?;
     let endpoint = setup.control().await?;
-    let listener = endpoint.listen(args.address).await?;
+    let listener = endpoint.listen(args.address).await.map_err(|why| match why {
+        ConnectError::AdmissionRequired { addr } => Error::from(Usage(format!(
+            "{addr} can be reached from other hosts: --psk FILE lets in whoever holds a key, --insecure anybody; or listen on a \
+             loopback address"
+        ))),
+        other => other.into(),
+    })?;
     let address = listener.local_addr();
     // Before anybody reads that it listens.
     let stop = Stop::watch()?;

@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn no_label_is_cut_off_at_the_edge() {
-        let points: Vec<_> = (1..=25).map(|n| (f64::from(1u32 << n), 123_456.0 * f64::from(n))).collect();
+        let points: Vec<_> = (1..=25).map(|n| (f64::from(1u32 << n), 12_345.0 * f64::from(n))).collect();
         for log_y in [false, true] {
             let series =
                 vec![Series { name: "landed p50".to_owned(), points: points.clone(), dashed: false }];
