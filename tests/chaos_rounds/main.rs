@@ -2,8 +2,9 @@
 //!
 //! `tests/chaos --rounds N [--seed S] [--profile P] [--transport T]` starts this program. Each round has a seed of its own, which
 //! decides everything that can be decided: the profile, the transport, the rails, the number of processes, the faults of each
-//! one's devices, the links that are cut, the signals and the moments for them, and what the processes do: writes, writes by layer,
-//! reads, messages. A round that fails prints the line that repeats it.
+//! one's devices, what their blocks are like, the links that are cut, the signals and the moments for them, and what the processes
+//! do: writes, writes by layer, reads, messages; by tokens where the blocks of two processes are unlike. A round that fails prints the
+//! line that repeats it.
 //!
 //! ```text
 //!   main.rs         arguments; rounds, one after the other; what they found
@@ -23,6 +24,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use landfall::device::Profile;
+use tokio::signal::unix::{SignalKind, signal};
 
 use coordinator::Coordinator;
 use plan::Plan;
@@ -64,8 +66,15 @@ async fn rounds(args: Args) -> ExitCode {
     let start = Instant::now();
     let mut coordinator = Coordinator::new(verbose);
     let (mut done, mut failed) = (0u64, 0u64);
+    // A long campaign that is ended early still says what it has done, after its round.
+    let asked_to_end = tokio::spawn(async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => drop(terminate.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    });
     for seed in (seed..).take(usize::try_from(args.rounds).unwrap_or(usize::MAX)) {
-        if args.limit.is_some_and(|limit| start.elapsed() >= limit) {
+        if args.limit.is_some_and(|limit| start.elapsed() >= limit) || asked_to_end.is_finished() {
             break;
         }
         let plan = Plan::draw(seed, profile, transport);
