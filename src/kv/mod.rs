@@ -44,6 +44,7 @@ mod dialling;
 mod door;
 mod driver;
 mod endpoint;
+mod exposure;
 mod free_runs;
 mod gather;
 mod gpu_path;
