@@ -146,7 +146,7 @@ async fn introduce<S: AsyncRead + AsyncWrite + Unpin>(
     shared: &Arc<Shared>,
     framed: Framed<S>,
     (built, ours): (Built, &Hello),
-    managed: Option<SocketAddr>,
+    managed: Option<Managed>,
     expect: &Expect,
     chosen: Chosen,
     deadline: Deadline,
