@@ -121,6 +121,21 @@ impl Pages {
         all.windows(2).all(|w| w[0] != w[1])
     }
 
+    /// Where each piece goes, when the first block is at `addr`, and its bytes.
+    pub(crate) fn targets_of(&self, addr: u64) -> impl Iterator<Item = (u64, u32)> {
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            let (_, to, len) = self.at(done)?;
+            done += u64::from(len);
+            Some((addr.wrapping_add(to), len))
+        })
+    }
+
+    /// The blocks of the target.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = u32> {
+        self.pairs.iter().map(|&pair| unpair(pair).1 as u32)
+    }
+
     /// What is `done` bytes behind the beginning, when layers follow each other and in each of them the pairs: where it is at both
     /// ends, behind the first piece of all, and how much of its piece is left.
     pub(crate) fn at(&self, done: u64) -> Option<(u64, u64, u32)> {

@@ -48,14 +48,13 @@ mod reject;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, PeerAuth, Psk, PskError};
+pub use admission::{Admission, PeerAuth, Psk, PskError, SecretFileError};
 #[cfg(feature = "tls")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
 pub use admission::{Tls, TlsError};
 pub use error::{ConnectError, Fault, Stage};
 #[cfg(test)]
 pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
-#[cfg(test)]
 pub(crate) use inband::Inband;
 
 pub(crate) use self::{

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::bootstrap::{Chosen, Way};
 use super::channel::{ChannelInner, KvChannel};
+use super::dialling::{Managed, dial_managed};
 use super::driver::KvDriver;
 use super::endpoint::Shared;
 use super::join::{Rails, gone, join_hello, join_reply, leave_out};
@@ -24,13 +25,13 @@ use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
 use super::proto::{Config, Opening};
 use super::rail::why;
-use super::setup;
+use super::setup::{self, Built};
 use super::targets::PeerPool;
 #[cfg(feature = "tls")]
 use crate::connect::Admission;
 use crate::connect::{
     ConnectError, Deadline, Expect, Framed, Hello, Incoming, Offer, PeerAuth, Reject, Role, Stage, TO_ITSELF,
-    agree, authenticate, client, dial, dial_cm, part, see_off,
+    agree, authenticate, client, dial, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
@@ -92,28 +93,66 @@ pub(super) async fn dial_peer(
             ask(shared, Framed::plain(stream), None, expect, chosen, deadline).await
         }
         Way::Cm => {
-            let (stream, peer) = dial_cm(&shared.pd, target, shared.epoch, deadline).await?;
-            ask(shared, Framed::plain(stream), Some(peer), expect, chosen, deadline.of(peer)).await
+            let (stream, way) = dial_managed(shared, target, deadline).await?;
+            ask(shared, Framed::plain(stream), Some(way), expect, chosen, deadline.of(way.at)).await
         }
     }
 }
 
-/// The client's side. `managed` is the peer's address where a connection manager connects the queue pairs.
+/// The client's side. `managed` says what carries the handshake where a connection manager connects the queue pairs.
 async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     shared: &Arc<Shared>,
     framed: Framed<S>,
-    managed: Option<SocketAddr>,
+    managed: Option<Managed>,
     expect: &Expect,
     chosen: Chosen,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
     let built = setup::build(shared, managed.is_some()).await?;
     let connection = setup::new_id()?;
-    let first = setup::first_of(shared, &built, managed.is_some());
+    let first = setup::first_of(&built, managed.map(|way| way.device));
     let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
     let framed = authenticate(framed, &shared.config.admission, shared.epoch, deadline).await?;
     let auth = framed.identity().clone();
-    let reply = client(framed, &ours, expect, deadline).await?;
+    match introduce(shared, framed, (built, &ours), managed, expect, chosen, deadline).await {
+        Err(ConnectError::Duplicate { winner }) => kept(shared, winner, &auth, expect, deadline).await,
+        other => other,
+    }
+}
+
+/// The channel that the peer, or a dial of its own, has made with us, which is kept instead of a new one. Who names a channel is not
+/// whom it is with: that has to be the one that was asked for, and who has answered.
+async fn kept(
+    shared: &Shared,
+    winner: u64,
+    who: &PeerAuth,
+    expect: &Expect,
+    deadline: Deadline,
+) -> Result<KvChannel, ConnectError> {
+    let channel = shared.peers.until(|| shared.peers.channel(winner));
+    let inner = deadline.run(Stage::HelloReply, async { Ok(channel.await) }).await?;
+    expect.check(&inner.peer_name, inner.peer_epoch)?;
+    match inner.peer_auth.may_be(who) {
+        true => Ok(KvChannel { inner }),
+        false => Err(ConnectError::IdentityMismatch {
+            expected: who.to_string(),
+            got: inner.peer_auth.to_string(),
+        }),
+    }
+}
+
+/// The client says hello, and connects what the two sides agree on.
+async fn introduce<S: AsyncRead + AsyncWrite + Unpin>(
+    shared: &Arc<Shared>,
+    framed: Framed<S>,
+    (built, ours): (Built, &Hello),
+    managed: Option<Managed>,
+    expect: &Expect,
+    chosen: Chosen,
+    deadline: Deadline,
+) -> Result<KvChannel, ConnectError> {
+    let (auth, connection) = (framed.identity().clone(), ours.connection_id);
+    let reply = client(framed, ours, expect, deadline).await?;
     let (peer, agreed) = (reply.reply.clone(), reply.agreed.clone());
     if peer.epoch == shared.epoch {
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
@@ -132,7 +171,7 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         let rails = join_reply(shared, built, &peer, &agreed).await?;
         match managed {
             None => rails.connect(shared, true).await,
-            Some(to) => managed::ask_all(shared, rails, (&peer, &pass), to, deadline).await,
+            Some(way) => managed::ask_all(shared, rails, (&peer, &pass), way.at, deadline).await,
         }
     };
     let (rails, left_out) = match connected.await {
@@ -218,7 +257,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Err(error) => return Err(busy(offer, error).await),
     };
-    let first = setup::first_of(shared, &built, managed.is_some());
+    let first = setup::first_of(&built, managed.map(|_| shared.pool.first_device()));
     let entrances = match managed {
         None => Vec::new(),
         Some(at) => managed::open_all(shared, &mut built, first, at).await?,

@@ -8,6 +8,7 @@ use super::{After, DRAIN_LIMIT, Inner, KvDriver, State};
 use crate::kv::lock;
 use crate::kv::proto::Cause;
 use crate::kv::queues::Queue;
+use crate::kv::rail_talk::Talk;
 use crate::provider;
 
 const HUNG_UP: &str = "the connection manager says that the peer has disconnected: its process has ended, or has \
@@ -103,6 +104,10 @@ impl Inner {
         }
         if active {
             self.rails[rail].port_up.notify_one();
+            // The other side asks, and knows nothing of our port. One that is not down on both sides has an attempt before it anyway.
+            if !self.client && self.say(rail, &Talk::PortUp).is_ok() {
+                self.turn(now, after);
+            }
             return;
         }
         let other = |(n, other): (usize, &Rail)| n != rail && other.phase == Phase::Up;
@@ -172,14 +177,19 @@ impl Inner {
         self.blame(rail);
     }
 
-    /// When a rail's end was that of the channel: its words are the channel's (R6).
+    /// When a rail's end was that of the channel: its words are the channel's (R6), and those of the rails that went before it.
     fn blame(&mut self, rail: usize) {
-        if self.state != State::Open
-            && let Some(words) = self.rails[rail].words.take()
-        {
-            let device = self.rails[rail].pd.device().name();
-            self.first_cause.get_or_insert_with(|| format!("rail {rail} over {device}: {words}"));
+        if self.state == State::Open {
+            return;
         }
+        let Some(mut words) = self.rails[rail].words.take() else { return };
+        for (n, other) in self.rails.iter().enumerate().filter(|(n, _)| *n != rail) {
+            if let Some(Down { cause, .. }) = &other.down {
+                words += &format!("; before it, rail {n} over {}: {cause}", other.pd.device().name());
+            }
+        }
+        let device = self.rails[rail].pd.device().name();
+        self.first_cause.get_or_insert_with(|| format!("rail {rail} over {device}: {words}"));
     }
 
     /// The protocol says that a rail has failed, here or at the peer.

@@ -9,10 +9,18 @@ use tracing::field::{Empty, debug};
 
 use super::meter::Meter;
 use super::{Inner, WriteEntry};
+use crate::cuda::GpuTraffic;
 use crate::kv::proto::{Outcome, ReadId, TransferId};
 use crate::kv::queues::Queue;
 
 const TARGET: &str = "landfall::kv";
+
+/// What the queue pairs have carried to and from memory of GPUs.
+pub(super) fn gpu_traffic_of(queues: &[Queue]) -> GpuTraffic {
+    let mut all = GpuTraffic::default();
+    queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
+    all
+}
 
 /// What carries the queue pairs, in one word.
 fn path_of(queues: &[Queue]) -> &'static str {
@@ -32,7 +40,8 @@ impl Inner {
             .iter()
             .enumerate()
             .flat_map(|(n, rail)| queues[rail.qps.clone()].iter().map(move |queue| (n, queue.report_ref())));
-        meter.tell(stats, || path_of(queues), of_rails);
+        let gpu = || gpu_traffic_of(queues);
+        meter.tell(stats, || path_of(queues), of_rails, gpu);
     }
 
     /// A write is over: its entry has everything but the release of its blocks.

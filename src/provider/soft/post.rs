@@ -91,9 +91,11 @@ impl QpInner {
                 Some(spans) => {
                     let (start, end) = (spans.source.start, spans.source.end);
                     let at = s.addr.wrapping_add(start);
-                    guard.resolve(s.lkey, self.pd, at, end - start, access).is_some()
+                    guard.resolve(s.lkey, &self.reach, at, end - start, access).is_some()
                 }
-                None => s.len == 0 || guard.resolve(s.lkey, self.pd, s.addr, s.len.into(), access).is_some(),
+                None => {
+                    s.len == 0 || guard.resolve(s.lkey, &self.reach, s.addr, s.len.into(), access).is_some()
+                }
             };
             failure = (!sges.iter().all(covered)).then_some(WcStatus::LocalProtection);
         }

@@ -15,7 +15,7 @@ use std::time::Instant;
 use super::faults::QpFaults;
 use super::frame::{DESC, Desc, HEADER, Header, Nak, Opcode, PREAMBLE, Preamble};
 use super::link::{Link, Stream};
-use super::mr::{MemRange, MrGuard};
+use super::mr::{MemRange, MrGuard, Reach};
 use super::qp::QpInner;
 use super::shm::{Incoming, Reference};
 use super::sq::{Cause, Piece, SendQueue};
@@ -199,7 +199,7 @@ impl Rx {
 
 /// Calls `each` with the memory for `off..+len` of the payload of a checked descriptor.
 pub(super) fn memory_of<'g>(
-    (guard, pd): (&'g MrGuard<'_>, u32),
+    (guard, reach): (&'g MrGuard<'_>, &Reach),
     sq: &SendQueue,
     desc: &Desc,
     target: &Target,
@@ -210,7 +210,7 @@ pub(super) fn memory_of<'g>(
     match *target {
         Target::Nothing | Target::Operands | Target::Pages => Ok(()),
         Target::Memory { addr, key, access, recv } => {
-            let range = guard.resolve(key, pd, addr + u64::from(off), len.into(), access);
+            let range = guard.resolve(key, reach, addr + u64::from(off), len.into(), access);
             // It was there when the descriptor was checked: deregistered since.
             let nak = if recv.is_some() { Nak::Operation } else { Nak::Access };
             each(range.ok_or(Stop::refuse(desc, nak))?);
@@ -221,7 +221,7 @@ pub(super) fn memory_of<'g>(
             let mut whole = true;
             sq.pieces(entry, desc.offset + off, len, |piece| {
                 let Piece::Memory { addr, len, key } = piece else { return };
-                match guard.resolve(key, pd, addr, len.into(), AccessFlags::LOCAL_WRITE) {
+                match guard.resolve(key, reach, addr, len.into(), AccessFlags::LOCAL_WRITE) {
                     Some(range) if whole => each(range),
                     _ => whole = false,
                 }
@@ -418,16 +418,24 @@ impl QpInner {
                 let mut bytes = &rx.staged()[..take as usize];
                 let tcp = matches!(self.link, Link::Up(Stream::Tcp(_)));
                 let (landings, mut put) = (&mut self.landings, Ok(()));
-                memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
-                    let (now, later) = bytes.split_at(range.len());
-                    if range.device().is_none() {
-                        range.write(now);
-                    } else if put.is_ok() {
-                        landings.received(now.len() as u64, tcp);
-                        put = landings.put(range, now);
-                    }
-                    bytes = later;
-                })?;
+                memory_of(
+                    (&guard, &self.reach),
+                    &self.sq,
+                    &desc,
+                    &rx.targets[rx.at],
+                    rx.off,
+                    take,
+                    |range| {
+                        let (now, later) = bytes.split_at(range.len());
+                        if range.device().is_none() {
+                            range.write(now);
+                        } else if put.is_ok() {
+                            landings.received(now.len() as u64, tcp);
+                            put = landings.put(range, now);
+                        }
+                        bytes = later;
+                    },
+                )?;
                 drop(guard);
                 if let Err(error) = put {
                     tracing::warn!(%error, "payload could not be copied to memory of a GPU");
@@ -494,10 +502,11 @@ impl QpInner {
             }
             // An element more than there is room for ends the list; the next read goes on there.
             let (mut room, mut device) = (true, false);
-            let taken = memory_of((&guard, self.pd), &self.sq, desc, target, off, desc.len - off, |range| {
-                device |= range.device().is_some();
-                room &= device || vecs.push_range(range);
-            });
+            let taken =
+                memory_of((&guard, &self.reach), &self.sq, desc, target, off, desc.len - off, |range| {
+                    device |= range.device().is_some();
+                    room &= device || vecs.push_range(range);
+                });
             if device && at == rx.at {
                 drop(guard);
                 return self.read_staged(limit);
@@ -561,8 +570,14 @@ impl QpInner {
         let (mut bytes, mut put) = (&slot[..n], Ok(()));
         let guard = self.device.mrs.read();
         let landings = &mut self.landings;
-        let taken =
-            memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, n as u32, |range| {
+        let taken = memory_of(
+            (&guard, &self.reach),
+            &self.sq,
+            &desc,
+            &rx.targets[rx.at],
+            rx.off,
+            n as u32,
+            |range| {
                 let (now, later) = bytes.split_at(range.len());
                 if range.device().is_none() {
                     range.write(now);
@@ -571,7 +586,8 @@ impl QpInner {
                     put = landings.put(range, now);
                 }
                 bytes = later;
-            });
+            },
+        );
         drop(guard);
         self.landings.give_back(slot);
         if let Err(stop) = taken {

@@ -285,7 +285,7 @@ impl QpInner {
                 }
                 Out::Memory { addr, len, key, access } => {
                     let (addr, len) = (addr + off as u64, u64::from(len) - off as u64);
-                    let Some(range) = guard.resolve(key, self.pd, addr, len, access) else {
+                    let Some(range) = guard.resolve(key, &self.reach, addr, len, access) else {
                         // Deregistered under a request in flight. A begun frame cannot be taken back.
                         return Err(io::ErrorKind::PermissionDenied.into());
                     };
@@ -512,7 +512,7 @@ impl QpInner {
     /// takes less time than to send it.
     fn push_piece(&mut self, addr: u64, len: u32, key: u32, access: AccessFlags) -> bool {
         let guard = self.device.mrs.read();
-        let range = guard.resolve(key, self.pd, addr, len.into(), access);
+        let range = guard.resolve(key, &self.reach, addr, len.into(), access);
         let Some(memory) = range.and_then(|range| range.device()) else {
             self.tx.push_memory(addr, len, key, access);
             return true;

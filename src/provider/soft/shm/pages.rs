@@ -87,7 +87,7 @@ impl QpInner {
         // Held until all is noted that a deregistration has to know.
         let guard = self.device.mrs.read();
         let access = AccessFlags::default();
-        let Some(range) = guard.resolve(from.lkey, self.pd, at, span.end - span.start, access) else {
+        let Some(range) = guard.resolve(from.lkey, &self.reach, at, span.end - span.start, access) else {
             return false;
         };
         let (memory, offset) = match (range.device(), range.memfd()) {
@@ -126,7 +126,7 @@ impl QpInner {
         let sane = incoming.is_some_and(|incoming| {
             let guard = self.device.mrs.read();
             let (at, len) = incoming.target(desc);
-            guard.resolve(desc.rkey, self.pd, at, len, AccessFlags::REMOTE_WRITE).is_some()
+            guard.registered(desc.rkey, self.reach.pd, at, len, AccessFlags::REMOTE_WRITE).is_some()
         });
         if sane { Ok(()) } else { Err(Stop::refuse(desc, Nak::Access)) }
     }
@@ -154,11 +154,15 @@ impl QpInner {
         }
         let guard = self.device.mrs.read();
         let (at, len) = incoming.target(&desc);
-        let Some(range) = guard.resolve(desc.rkey, self.pd, at, len, AccessFlags::REMOTE_WRITE) else {
+        let Some(range) = guard.registered(desc.rkey, self.reach.pd, at, len, AccessFlags::REMOTE_WRITE)
+        else {
             return Err(Stop::refuse(&desc, Nak::Access));
         };
         let mut take = 0u32;
         if copied.is_ok() && far && range.device().is_some() && !incoming.by_piece {
+            if !self.reach.exposes_pages(desc.addr, &incoming.checked.pages) {
+                return Err(Stop::refuse(&desc, Nak::Access));
+            }
             // What is staged has not been taken yet.
             let mark = link.rings().taken().wrapping_sub((rx.end - rx.start) as u64);
             let checked = &incoming.checked;
@@ -179,6 +183,10 @@ impl QpInner {
             else {
                 return Err(Stop::Nonsense);
             };
+            // The span may have more than what is exposed; its pieces may not.
+            if !self.reach.exposes(part.addr(), len.into(), AccessFlags::REMOTE_WRITE) {
+                return Err(Stop::refuse(&desc, Nak::Access));
+            }
             copied = if far || part.device().is_some() {
                 self.landings.collect(link, &reference, 0, part)
             } else {
