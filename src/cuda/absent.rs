@@ -22,6 +22,12 @@ pub(crate) enum PeerMemory {}
 #[derive(Debug)]
 pub(crate) enum Event {}
 
+#[derive(Debug)]
+pub(crate) enum Slot {}
+
+#[derive(Debug)]
+pub(crate) enum SlotPool {}
+
 #[derive(Clone, Debug)]
 pub(crate) enum Source {}
 
@@ -138,6 +144,26 @@ impl PeerMemory {
         _offset: u64,
         _len: u64,
     ) -> Result<Option<(u64, Source)>, CudaError> {
+        match *self {}
+    }
+}
+
+impl SlotPool {
+    pub(crate) fn of(gpu: &Arc<Gpu>) -> Arc<Self> {
+        match **gpu {}
+    }
+
+    pub(crate) fn prepare(&self, _count: usize) -> Result<(), CudaError> {
+        match *self {}
+    }
+}
+
+impl Slot {
+    pub(crate) fn take(gpu: &Arc<Gpu>) -> Result<Arc<Self>, CudaError> {
+        match **gpu {}
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
         match *self {}
     }
 }

@@ -217,6 +217,35 @@ impl Driver {
         }
     }
 
+    /// Host memory that is pinned, for every context: copies to and from it run beside the program, and kernels reach it.
+    pub(super) fn host_alloc(&self, len: usize) -> Result<u64, CudaError> {
+        match self {
+            Self::Real(api) => {
+                let mut at: *mut c_void = std::ptr::null_mut();
+                // SAFETY: room for one address.
+                let status = unsafe { (api.host_alloc)(&mut at, len, sys::HOST_PORTABLE) };
+                self.check("cuMemHostAlloc", status).map(|()| at.expose_provenance() as u64)
+            }
+            #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuMemHostAlloc") => {
+                Err(self.failed("cuMemHostAlloc", OUT_OF_MEMORY))
+            }
+            #[cfg(test)]
+            Self::Fake(fake) => Ok(fake.host_alloc(len)),
+        }
+    }
+
+    pub(super) fn host_free(&self, at: u64) {
+        match self {
+            Self::Real(api) => {
+                // SAFETY: given by `host_alloc`, and given back once, when no copy is queued that uses it.
+                unsafe { (api.host_free)(std::ptr::with_exposed_provenance_mut(at as usize)) };
+            }
+            #[cfg(test)]
+            Self::Fake(fake) => fake.host_free(at),
+        }
+    }
+
     pub(super) fn zero(&self, at: DevicePtr, len: usize, stream: Opaque) -> Result<(), CudaError> {
         match self {
             // SAFETY: an allocation of ours of that length, which nobody uses yet.

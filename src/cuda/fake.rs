@@ -37,12 +37,15 @@ pub(crate) struct Fake {
 #[derive(Default)]
 struct State {
     memory: BTreeMap<u64, Allocation>,
+    /// Pinned host memory.
+    pinned: BTreeMap<u64, Vec<u128>>,
     /// What was opened, and how often.
     open: BTreeMap<u64, u32>,
     streams: BTreeMap<Opaque, Stream>,
     events: BTreeMap<Opaque, Event>,
     next: Opaque,
     held: bool,
+    held_on: Option<Opaque>,
     calls: Vec<&'static str>,
     wrong: Vec<String>,
     /// Calls that fail, and how often from now on.
@@ -102,6 +105,11 @@ impl Fake {
         lock(&self.state).held = held;
     }
 
+    /// The same on one device.
+    pub(crate) fn hold_on(&self, device: u32, held: bool) {
+        lock(&self.state).held_on = held.then_some(self.first + device as usize);
+    }
+
     /// An event is seen after so many looks.
     pub(crate) fn lag(&self, looks: u64) {
         self.lag.store(looks, Ordering::Relaxed);
@@ -136,6 +144,11 @@ impl Fake {
         let state = lock(&self.state);
         // Lists of gathered copies are kept, and are the driver side's own.
         (state.memory.len(), state.open.len())
+    }
+
+    /// Pinned pieces of host memory.
+    pub(crate) fn pinned(&self) -> usize {
+        lock(&self.state).pinned.len()
     }
 
     /// Copies that are queued and not made.
@@ -233,6 +246,24 @@ impl Fake {
         }
     }
 
+    pub(super) fn host_alloc(&self, len: usize) -> u64 {
+        let mut state = lock(&self.state);
+        self.note(&mut state, "cuMemHostAlloc", None);
+        let bytes = vec![0u128; len.div_ceil(16)];
+        let at = bytes.as_ptr().expose_provenance() as u64;
+        state.pinned.insert(at, bytes);
+        at
+    }
+
+    pub(super) fn host_free(&self, at: u64) {
+        let mut state = lock(&self.state);
+        self.note(&mut state, "cuMemFreeHost", None);
+        state.run_all();
+        if state.pinned.remove(&at).is_none() {
+            state.wrong.push(format!("cuMemFreeHost of {at:#x}, which is not pinned"));
+        }
+    }
+
     pub(super) fn zero(&self, at: u64, len: usize, stream: Opaque) {
         let mut state = lock(&self.state);
         self.note_stream(&mut state, "cuMemsetD8Async", stream);
@@ -320,7 +351,10 @@ impl Fake {
             return false;
         }
         if !state.held {
-            state.run_all();
+            let held = state.held_on;
+            let runs = |(&at, stream): (&Opaque, &Stream)| (Some(stream.context) != held).then_some(at);
+            let streams: Vec<_> = state.streams.iter().filter_map(runs).collect();
+            streams.into_iter().for_each(|stream| state.run(stream));
         }
         state.events.get(&event).is_some_and(|e| e.done)
     }
@@ -342,8 +376,9 @@ impl Fake {
     pub(super) fn copy(&self, to: u64, from: u64, len: usize, stream: Opaque) {
         let mut state = lock(&self.state);
         self.note_stream(&mut state, "cuMemcpyAsync", stream);
-        let device = |at| state.find(at).is_some();
-        let work = if device(from) {
+        // What is read when the stream gets there, and not at once.
+        let late = |at| state.find(at).is_some() || state.is_pinned(at);
+        let work = if late(from) {
             Work::Copy { to, from, len }
         } else {
             let mut bytes = vec![0; len];
@@ -411,6 +446,11 @@ impl State {
         (at < base + allocation.len as u64).then_some((base, allocation))
     }
 
+    fn is_pinned(&self, at: u64) -> bool {
+        let found = self.pinned.range(..=at).next_back();
+        found.is_some_and(|(base, bytes)| at < base + size_of_val(&bytes[..]) as u64)
+    }
+
     fn queue(&mut self, stream: Opaque, work: Work) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.queue.push_back(work);
@@ -442,12 +482,13 @@ impl State {
         }
     }
 
-    /// What the kernel does, by its definition. It reaches memory of its context, and what is open.
+    /// What the kernel does, by its definition. It reaches memory of its context, what is open, and what is pinned.
     fn gather(&mut self, args: GatherArgs, stream: Opaque) {
         let context = self.streams.get(&stream).map(|s| s.context);
         let reached = |at| {
             let found = self.find(at);
-            found.is_some_and(|(base, a)| Some(a.context) == context || self.open.contains_key(&base))
+            self.is_pinned(at)
+                || found.is_some_and(|(base, a)| Some(a.context) == context || self.open.contains_key(&base))
         };
         let mut wrong = None;
         for vector in 0..args.total {

@@ -33,6 +33,8 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another device is reached through peer access.
 pub(super) const IPC_LAZY_PEER_ACCESS: c_uint = 1;
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
+pub(super) const HOST_PORTABLE: c_uint = 1;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 #[cfg_attr(not(test), allow(dead_code))] // What GPUDirect is registered by; the test on a GPU asks for it.
 pub(super) const RANGE_HANDLE_DMA_BUF: c_int = 1;
@@ -97,6 +99,8 @@ functions! {
     context_current = "cuCtxGetCurrent" (*mut Opaque);
     alloc = "cuMemAlloc_v2" (*mut DevicePtr, usize);
     free = "cuMemFree_v2" (DevicePtr);
+    host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    host_free = "cuMemFreeHost" (*mut c_void);
     set_bytes = "cuMemsetD8Async" (DevicePtr, u8, usize, Opaque);
     address_range = "cuMemGetAddressRange_v2" (*mut DevicePtr, *mut usize, DevicePtr);
     range_handle = "cuMemGetHandleForAddressRange" (*mut c_void, DevicePtr, usize, c_int, u64);
