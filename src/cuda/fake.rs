@@ -301,6 +301,10 @@ impl Fake {
         null.map_err(|e| CudaError::NoDriver { reason: e.to_string() })
     }
 
+    pub(super) fn flush_direct_writes(&self) {
+        self.note(&mut lock(&self.state), "cuFlushGPUDirectRDMAWrites", None);
+    }
+
     pub(super) fn stream(&self) -> Opaque {
         let mut state = lock(&self.state);
         self.note(&mut state, "cuStreamCreate", None);

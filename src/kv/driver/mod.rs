@@ -15,6 +15,7 @@
 mod calls;
 mod closed;
 mod comeback;
+mod direct;
 mod events;
 mod layers;
 mod loans;
@@ -72,6 +73,7 @@ use tasks::Owner;
 
 pub use closed::{ChannelClosed, MessageError};
 
+use direct::Direct;
 use loans::{Asked, Loans};
 use meter::Meter;
 use reads::Reads;
@@ -141,6 +143,7 @@ struct Inner {
     closing: bool,
     stats: ChannelStats,
     meter: Meter,
+    direct: Direct,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
@@ -274,6 +277,8 @@ impl KvDriver {
             let several = parts.rails.len() > 1;
             let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
             let meter = Meter::new(&parts.peer_name, devices);
+            let transports = parts.rails.iter().map(|part| part.pd.device().transport());
+            let direct = Direct::new(&parts.pool, transports);
             for (rail, part) in parts.rails.into_iter().enumerate() {
                 let qps = queues.len()..queues.len() + part.qps;
                 let owner = Arc::new(Owner { driver: me.clone(), rail });
@@ -305,6 +310,7 @@ impl KvDriver {
                     closing: false,
                     stats: ChannelStats::default(),
                     meter,
+                    direct,
                     scheduled: None,
                     returning: 0,
                     destroying: 0,
@@ -513,8 +519,10 @@ impl KvDriver {
 
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
+        let inner = lock(&self.inner);
         let mut all = GpuTraffic::default();
-        lock(&self.inner).queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
+        inner.queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
+        all.gpudirect = inner.direct.traffic(inner.queues.iter().map(Queue::report_ref));
         all
     }
 
