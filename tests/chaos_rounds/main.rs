@@ -2,8 +2,9 @@
 //!
 //! `tests/chaos --rounds N [--seed S] [--profile P] [--transport T]` starts this program. Each round has a seed of its own, which
 //! decides everything that can be decided: the profile, the transport, the rails, the number of processes, the faults of each
-//! one's devices, the links that are cut, the signals and the moments for them, and what the processes do: writes, writes by layer,
-//! reads, messages. A round that fails prints the line that repeats it.
+//! one's devices, what their blocks are like, the links that are cut, the signals and the moments for them, and what the processes
+//! do: writes, writes by layer, reads, messages; by tokens where the blocks of two processes are unlike. A round that fails prints the
+//! line that repeats it.
 //!
 //! ```text
 //!   main.rs         arguments; rounds, one after the other; what they found

@@ -71,7 +71,7 @@ impl Plan {
                 cuts: rails.cuts(&mut rng),
                 steady: rails.steady,
                 strict: rails.strict(&mut rng),
-                order: rails.order(who),
+                blocks: rails.blocks(who),
                 devices: devices.iter().map(ToString::to_string).collect(),
             }
         });

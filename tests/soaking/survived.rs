@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::Args;
-use crate::traffic::content::{BLOCK_BYTES, LAYERS};
 use crate::traffic::said::{Counts, Said};
 
 /// Everything that was survived, and what was not.
@@ -41,7 +40,7 @@ impl Survived {
     }
 
     fn bytes(&self) -> u64 {
-        self.counts.blocks * u64::from(LAYERS) * BLOCK_BYTES
+        self.counts.bytes
     }
 
     pub fn to_json(&self, args: &Args, ended: bool) -> serde_json::Value {

@@ -228,7 +228,7 @@ impl World {
             // Processes are killed.
             steady: false,
             strict: lap.rails.strict(rng),
-            order: lap.rails.order(who),
+            blocks: lap.rails.blocks(who),
             devices,
         })
     }

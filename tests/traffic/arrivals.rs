@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use landfall::kv::{ArrivalError, Blocks, KvChannel, KvPool};
+use landfall::kv::{ArrivalError, Blocks, KvPool};
 
-use super::content::{GUARD, Rng, differs, fill};
+use super::content::{GUARD, Rng, Wanted, fill};
+use super::link::Link;
 use super::node::PATIENCE;
 use super::process::{bad, say};
 
@@ -59,16 +60,17 @@ pub async fn watch(pool: KvPool, mut rng: Rng) {
 }
 
 /// Checks what arrives until the channel has ended. The number of grants to write that have ended.
-pub async fn take(channel: &KvChannel, watched: &Watched) -> u64 {
+pub async fn take(link: &Link) -> u64 {
     for ended in 0.. {
-        match channel.next_arrival().await {
+        match link.channel.next_arrival().await {
             Ok(arrival) => {
                 let tag = arrival.tag();
-                if let Some(what) = differs(arrival.blocks(), tag) {
+                let spans = link.mapped.borrow_mut().remove(&tag);
+                if let Some(what) = link.wanted(tag, spans.as_deref()).differs(arrival.blocks()) {
                     bad(format_args!("an arrival is torn (K1, K3): {what}"));
                 }
                 say(format_args!("arrived {tag}"));
-                watched.push(arrival.into_blocks());
+                link.watched.push(arrival.into_blocks());
             }
             Err(ArrivalError::Aborted { .. }) => {}
             Err(_) => return ended,
@@ -80,7 +82,7 @@ pub async fn take(channel: &KvChannel, watched: &Watched) -> u64 {
 }
 
 fn check(blocks: &Blocks) {
-    if let Some(what) = differs(blocks, GUARD) {
+    if let Some(what) = Wanted::Filled(GUARD).differs(blocks) {
         bad(format_args!("a late write reached blocks that had been given back (K4): {what}"));
     }
 }

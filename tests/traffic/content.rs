@@ -1,10 +1,11 @@
-//! Bytes that can be recognised: each word of a block says which transfer, which layer and which place it belongs to.
+//! Bytes that can be recognised: each word of a block says which transfer, which layer, which token and head it belongs to.
 
-use landfall::kv::{Blocks, Heads, LayerView, Layout, LayoutError, Mapping, Order, Shape, ShapeError};
+use landfall::kv::{Blocks, LayerView, Layout, Mapping, TokenSpan};
 
-/// Layers of a pool, and the size of a block in each of them.
+use super::mapped::copied;
+
+/// Layers of a pool.
 pub const LAYERS: u32 = 3;
-pub const BLOCK_BYTES: u64 = 8 << 10;
 
 /// What blocks hold that no peer may write to: never granted, and those that have come back from a transfer.
 pub const GUARD: u64 = 0x6775_6172_6400_0000;
@@ -39,21 +40,32 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Of so many blocks of one size, whose heads and tokens are in this order.
-pub fn layout(blocks: u32, order: Order) -> Result<Layout, LayoutError> {
-    let shape = || -> Result<Shape, ShapeError> { Shape::dense(2, 2, Heads::all(2)?, 1024, order) };
-    let shape = shape().expect("a shape of 8 KiB");
-    debug_assert_eq!(shape.bytes(), BLOCK_BYTES);
-    Layout::contiguous(LAYERS, blocks, BLOCK_BYTES)?.with_shape(shape)
+/// So many bytes that belong at `place` of the transfer `tag`, in a layer.
+fn words(tag: u64, layer: u32, place: u64, len: usize) -> Vec<u8> {
+    let base = mix(mix(tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(layer)) ^ place);
+    let words = (0u64..).map(|word| (base ^ word.wrapping_mul(0x2545_f491_4f6c_dd1d)).to_le_bytes());
+    words.take(len.div_ceil(8)).flatten().take(len).collect()
 }
 
-/// The block at `position` of the transfer `tag`, in a layer.
-pub fn block(tag: u64, layer: u32, position: u32) -> Vec<u8> {
-    let place = u64::from(layer) << 32 | u64::from(position);
-    let base = mix(tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place);
-    let mut bytes = vec![0; BLOCK_BYTES as usize];
-    for (word, out) in (0u64..).zip(bytes.chunks_exact_mut(8)) {
-        out.copy_from_slice(&(base ^ word.wrapping_mul(0x2545_f491_4f6c_dd1d)).to_le_bytes());
+/// A head of a token, counted over all blocks of the transfer.
+pub fn head(tag: u64, layer: u32, plane: u32, token: u32, head: u32, bytes: u32) -> Vec<u8> {
+    let place = 1 << 63 | u64::from(plane) << 48 | u64::from(head) << 32 | u64::from(token);
+    words(tag, layer, place, bytes as usize)
+}
+
+/// The block at `position` of the transfer `tag`, in a layer: its heads, and what lies in their gaps.
+pub fn block(layout: &Layout, tag: u64, layer: u32, position: u32) -> Vec<u8> {
+    let mut bytes = words(tag, layer, position.into(), layout.block_bytes() as usize);
+    let shape = layout.shape().expect("every pool has one");
+    for plane in 0..shape.planes() {
+        for token in 0..shape.tokens() {
+            for number in shape.heads().range() {
+                let at = shape.offset(plane, token, number).expect("it is there") as usize;
+                let of_all = position * shape.tokens() + token;
+                let head = head(tag, layer, plane, of_all, number, shape.head_bytes());
+                bytes[at..at + head.len()].copy_from_slice(&head);
+            }
+        }
     }
     bytes
 }
@@ -66,70 +78,68 @@ pub fn fill(blocks: &mut Blocks, tag: u64) {
 pub fn fill_for(blocks: &mut Blocks, tag: u64, to: impl Fn(u32) -> u32) {
     for layer in 0..LAYERS {
         for position in 0..blocks.len() {
-            let bytes = block(tag, layer, to(position));
+            let bytes = block(blocks.pool().layout(), tag, layer, to(position));
             blocks.copy_in(layer, position, 0, &bytes).expect("positions of the claim");
         }
     }
 }
 
-/// Each block gets what becomes, by the mapping, what belongs there.
-pub fn fill_mapped(blocks: &mut Blocks, tag: u64, mapping: &Mapping) {
-    for layer in 0..LAYERS {
-        for position in 0..blocks.len() {
-            let bytes = unmapped(mapping, &block(tag, layer, position));
-            blocks.copy_in(layer, position, 0, &bytes).expect("positions of the claim");
+/// What blocks must hold.
+#[derive(Clone, Copy)]
+pub enum Wanted<'a> {
+    /// What [`fill`] leaves for the tag.
+    Filled(u64),
+    /// The same, from behind.
+    Turned(u64),
+    /// What belongs to the tag at these tokens, by the mapping, and [`GUARD`] elsewhere.
+    Mapped(u64, &'a Mapping, &'a [TokenSpan]),
+}
+
+impl Wanted<'_> {
+    fn tag(&self) -> u64 {
+        let (Self::Filled(tag) | Self::Turned(tag) | Self::Mapped(tag, ..)) = *self;
+        tag
+    }
+
+    /// The block at a position of `len`.
+    fn block(&self, layout: &Layout, layer: u32, position: u32, len: u32) -> Vec<u8> {
+        match *self {
+            Self::Filled(tag) => block(layout, tag, layer, position),
+            Self::Turned(tag) => block(layout, tag, layer, len - 1 - position),
+            Self::Mapped(tag, mapping, spans) => copied(tag, mapping, spans, layout, layer, position),
         }
     }
-}
 
-/// What becomes `wanted` by the mapping, of which the shapes differ in their order only.
-pub fn unmapped(mapping: &Mapping, wanted: &[u8]) -> Vec<u8> {
-    let (source, target) = (mapping.source(), mapping.target());
-    let piece = source.head_bytes() as usize;
-    let mut bytes = vec![0; wanted.len()];
-    for plane in 0..source.planes() {
-        for token in 0..source.tokens() {
-            for head in mapping.heads() {
-                let at = |shape: &Shape| shape.offset(plane, token, head).expect("it is there") as usize;
-                let (from, to) = (at(source), at(target));
-                bytes[from..from + piece].copy_from_slice(&wanted[to..to + piece]);
-            }
+    /// What of `blocks` is not so: the place, and how many of its bytes are others.
+    pub fn differs(&self, blocks: &Blocks) -> Option<String> {
+        let layout = blocks.pool().layout();
+        let mut got = vec![0; layout.block_bytes() as usize];
+        (0..LAYERS).flat_map(|layer| (0..blocks.len()).map(move |position| (layer, position))).find_map(
+            |(layer, position)| {
+                blocks.copy_out(layer, position, 0, &mut got).expect("positions of the claim");
+                let id = blocks.id(position).unwrap_or(u32::MAX);
+                let what = self.other(&got, layout, layer, position, blocks.len());
+                what.map(|what| format!("{what}, block {id} at {position}"))
+            },
+        )
+    }
+
+    /// The same of one layer.
+    pub fn layer_differs(&self, view: LayerView<'_>, layout: &Layout) -> Option<String> {
+        let mut got = vec![0; layout.block_bytes() as usize];
+        (0..view.len()).find_map(|position| {
+            view.copy_out(position, 0, &mut got).expect("positions of the claim");
+            self.other(&got, layout, view.layer(), position, view.len())
+        })
+    }
+
+    fn other(&self, got: &[u8], layout: &Layout, layer: u32, position: u32, len: u32) -> Option<String> {
+        let expected = self.block(layout, layer, position, len);
+        if got == expected {
+            return None;
         }
+        let other = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
+        let (of, tag) = (got.len(), self.tag());
+        Some(format!("{other} of {of} bytes of position {position} in layer {layer} of {tag:#x}"))
     }
-    bytes
-}
-
-/// What of `blocks` is not as [`fill`] leaves it: the place, and how many of its words are others.
-pub fn differs(blocks: &Blocks, tag: u64) -> Option<String> {
-    differs_from(blocks, tag, |position| position)
-}
-
-/// The same, where each position has what belongs at `from` of it.
-pub fn differs_from(blocks: &Blocks, tag: u64, from: impl Fn(u32) -> u32) -> Option<String> {
-    let mut got = vec![0; BLOCK_BYTES as usize];
-    (0..LAYERS).flat_map(|layer| (0..blocks.len()).map(move |position| (layer, position))).find_map(
-        |(layer, position)| {
-            blocks.copy_out(layer, position, 0, &mut got).expect("positions of the claim");
-            let id = blocks.id(position).unwrap_or(u32::MAX);
-            other(&got, tag, layer, from(position)).map(|what| format!("{what}, block {id} at {position}"))
-        },
-    )
-}
-
-/// The same of one layer.
-pub fn layer_differs(layer: LayerView<'_>, tag: u64) -> Option<String> {
-    let mut got = vec![0; BLOCK_BYTES as usize];
-    (0..layer.len()).find_map(|position| {
-        layer.copy_out(position, 0, &mut got).expect("positions of the claim");
-        other(&got, tag, layer.layer(), position)
-    })
-}
-
-fn other(got: &[u8], tag: u64, layer: u32, position: u32) -> Option<String> {
-    let expected = block(tag, layer, position);
-    if got == expected {
-        return None;
-    }
-    let other = got.chunks(8).zip(expected.chunks(8)).filter(|(a, b)| a != b).count();
-    Some(format!("{other} of {} words of position {position} in layer {layer} of {tag:#x}", BLOCK_BYTES / 8))
 }

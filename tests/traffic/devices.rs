@@ -7,7 +7,7 @@ use landfall::device::{Device, SoftLink};
 use landfall::kv::{KvConfig, KvEndpoint, KvPool, PoolAccess};
 use landfall::memory::Memory;
 
-use super::content::{Rng, layout};
+use super::content::Rng;
 use super::part::Part;
 
 /// Blocks of a pool, for each of the largest operation's: what all operations of two channels hold at most, at both ends, and
@@ -30,7 +30,7 @@ pub async fn endpoint(part: &Part) -> Result<(KvEndpoint, Vec<SoftLink>), String
         opened_by_the_manager().await?;
     }
     let pds = devices.iter().map(Device::alloc_pd).collect::<Result<Vec<_>, _>>().map_err(|e| text(&e))?;
-    let layout = layout(POOL * part.most as u32, part.order).map_err(|e| text(&e))?;
+    let layout = part.blocks.layout(POOL * part.most as u32).map_err(|e| text(&e))?;
     let memory = Memory::anonymous(layout.required_bytes());
     let pds: Vec<_> = pds.iter().collect();
     let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Both).await.map_err(|e| text(&e))?;

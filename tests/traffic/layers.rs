@@ -2,22 +2,24 @@
 
 use std::time::Duration;
 
-use landfall::kv::{LayerError, LayerWrite, Mapping, WriteError, WriteRequest};
+use landfall::kv::{LayerError, LayerWrite, WriteError, WriteRequest};
 
-use super::content::{GUARD, LAYERS, Rng, block, fill, unmapped};
+use super::content::{GUARD, LAYERS, Rng, block, fill};
 use super::grants::Want;
 use super::link::Link;
+use super::mapped::Stretches;
 use super::operations::few;
 use super::outcome::end_layers;
 use super::process::bad;
+use super::writes::by_tokens;
 
 pub async fn write(link: &Link, rng: &mut Rng, mapped: bool) -> Option<()> {
-    let (tag, mapping, mut write) = match begin(link, rng, mapped).await {
+    let (tag, mut write) = match begin(link, rng, mapped).await {
         Ok(begun) => begun,
         Err(goes_on) => return goes_on,
     };
     for layer in shuffled(rng) {
-        if push(&mut write, tag, layer, mapping.as_ref()).is_none() {
+        if push(&mut write, tag, layer).is_none() {
             break;
         }
         pause(rng).await;
@@ -28,13 +30,13 @@ pub async fn write(link: &Link, rng: &mut Rng, mapped: bool) -> Option<()> {
 
 /// Given up with some of its layers pushed: dropped, or finished as it is.
 pub async fn cancelled(link: &Link, rng: &mut Rng) -> Option<()> {
-    let (tag, mapping, mut write) = match begin(link, rng, false).await {
+    let (tag, mut write) = match begin(link, rng, false).await {
         Ok(begun) => begun,
         Err(goes_on) => return goes_on,
     };
     let pushed = rng.range(0, u64::from(LAYERS) - 1) as usize;
     for layer in shuffled(rng).into_iter().take(pushed) {
-        if push(&mut write, tag, layer, mapping.as_ref()).is_none() {
+        if push(&mut write, tag, layer).is_none() {
             break;
         }
     }
@@ -45,23 +47,28 @@ pub async fn cancelled(link: &Link, rng: &mut Rng) -> Option<()> {
     Some(())
 }
 
-type Begun = (u64, Option<Mapping>, LayerWrite);
+type Begun = (u64, LayerWrite);
 
 /// Its source holds something else until a layer is pushed. The error is `None` when the channel has ended.
 async fn begin(link: &Link, rng: &mut Rng, mapped: bool) -> Result<Begun, Option<()>> {
     let blocks = few(link, rng);
-    let (tag, grant) = link.ask(Want::Layers, blocks).await.ok_or(None)?;
-    let mut source = link.channel.pool().alloc(blocks as u32).await.map_err(|_| None)?;
+    let mapped = (mapped || !link.is_alike()).then(|| Stretches::draw(&link.to_peer, blocks, rng));
+    let asked = match &mapped {
+        Some(what) => link.ask_mapped(Want::Layers, what).await,
+        None => link.ask(Want::Layers, blocks).await,
+    };
+    let (tag, grant) = asked.ok_or(None)?;
+    let count = mapped.as_ref().map_or(blocks as u32, |what| what.source_blocks);
+    let mut source = link.channel.pool().alloc(count).await.map_err(|_| None)?;
     fill(&mut source, GUARD);
     let mut request = WriteRequest::new(&grant, source).tag(tag);
-    let mapping = (mapped || !link.is_alike()).then(|| link.mapping.clone());
-    if let Some(mapping) = &mapping {
-        request = request.mapped(mapping);
+    if let Some(what) = &mapped {
+        request = by_tokens(request, &link.to_peer, what);
     }
     if rng.one_in(10) {
         request = request.deadline(Duration::from_micros(rng.range(1, 20_000)));
     }
-    link.channel.write_layers(request).map(|write| (tag, mapping, write)).map_err(|refused| {
+    link.channel.write_layers(request).map(|write| (tag, write)).map_err(|refused| {
         // The peer takes some grants back.
         if !matches!(refused.why, WriteError::StaleGrant { .. } | WriteError::Closed { .. }) {
             bad(format_args!("the write by layer {tag:#x}: {}", refused.why));
@@ -71,10 +78,9 @@ async fn begin(link: &Link, rng: &mut Rng, mapped: bool) -> Result<Begun, Option
 }
 
 /// `None` when it is of no use to go on.
-fn push(write: &mut LayerWrite, tag: u64, layer: u32, mapping: Option<&Mapping>) -> Option<()> {
+fn push(write: &mut LayerWrite, tag: u64, layer: u32) -> Option<()> {
     for position in 0..write.source().len() {
-        let bytes = block(tag, layer, position);
-        let bytes = mapping.map_or(bytes.clone(), |mapping| unmapped(mapping, &bytes));
+        let bytes = block(write.source().pool().layout(), tag, layer, position);
         if let Err(error) = write.copy_in(layer, position, 0, &bytes) {
             bad(format_args!("filling layer {layer} of {tag:#x}: {error}"));
         }

@@ -7,14 +7,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use landfall::kv::{Cause, ChannelClosed, Grant, KvChannel, Mapping, RailState};
+use landfall::kv::{Cause, ChannelClosed, Grant, KvChannel, Mapping, RailState, TokenSpan};
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinSet;
 
 use super::arrivals::{Watched, take};
-use super::content::Rng;
+use super::content::{Rng, Wanted};
 use super::grants::{Ask, Want, grant, serve};
 use super::life::Life;
+use super::mapped::Stretches;
 use super::node::PATIENCE;
 use super::operations::operate;
 use super::outcome::{Doubt, resolve};
@@ -36,8 +37,11 @@ pub struct Link {
     pub granted: Cell<u64>,
     /// Grants to read that have not ended: the tag of each, by its number.
     pub lent: RefCell<HashMap<u64, u64>>,
-    /// From our blocks to the peer's, which may have another order.
-    pub mapping: Mapping,
+    /// What the peer writes by tokens: which ones, by tag.
+    pub mapped: RefCell<HashMap<u64, Vec<TokenSpan>>>,
+    /// From our blocks to the peer's, which may be unlike them, and from those to ours.
+    pub to_peer: Mapping,
+    pub from_peer: Mapping,
     /// The peer's life, which its endpoint is named after.
     peer: u64,
     asks: RefCell<HashMap<u64, oneshot::Sender<Grant>>>,
@@ -50,14 +54,18 @@ impl Link {
     pub fn new(life: Rc<Life>, channel: KvChannel) -> Rc<Self> {
         say("linked");
         let peer = channel.peer_name().parse().unwrap_or(0);
-        let mapping = channel.mapping_to_peer().expect("every pool has a shape, with the same heads");
+        let one = "every pool has a shape, and a head that all have";
+        let (to_peer, from_peer) =
+            (channel.mapping_to_peer().expect(one), channel.mapping_from_peer().expect(one));
         Rc::new(Self {
             life,
             channel,
             watched: Watched::default(),
             granted: Cell::new(0),
             lent: RefCell::default(),
-            mapping,
+            mapped: RefCell::default(),
+            to_peer,
+            from_peer,
             peer,
             asks: RefCell::default(),
             asked: Cell::new(0),
@@ -68,8 +76,7 @@ impl Link {
     /// Until the channel has ended. Who `closes` ends it when the lap does, once its own operations are through. Whether its
     /// end was graceful.
     pub async fn run(self: Rc<Self>, closes: bool) -> bool {
-        let ((), (), ended, ()) =
-            tokio::join!(self.work(closes), self.listen(), take(&self.channel, &self.watched), serve(&self));
+        let ((), (), ended, ()) = tokio::join!(self.work(closes), self.listen(), take(&self), serve(&self));
         self.watched.end();
         let granted = self.granted.get();
         if granted != ended {
@@ -141,7 +148,12 @@ impl Link {
 
     /// Blocks can go from one end to the other as they are.
     pub fn is_alike(&self) -> bool {
-        self.mapping.source() == self.mapping.target()
+        self.to_peer.source() == self.to_peer.target()
+    }
+
+    /// What is to have come for a tag: by these tokens, or block by block.
+    pub fn wanted<'a>(&'a self, tag: u64, spans: Option<&'a [TokenSpan]>) -> Wanted<'a> {
+        spans.map_or(Wanted::Filled(tag), |spans| Wanted::Mapped(tag, &self.from_peer, spans))
     }
 
     /// Of transfers on this channel.
@@ -151,12 +163,21 @@ impl Link {
 
     /// Has the peer grant so many blocks: the grant, and the tag of what is done under it. `None` when the channel has ended.
     pub async fn ask(&self, want: Want, blocks: u64) -> Option<(u64, Grant)> {
+        self.ask_for(want, blocks, Vec::new()).await
+    }
+
+    /// The same for what is to be written by tokens.
+    pub async fn ask_mapped(&self, want: Want, what: &Stretches) -> Option<(u64, Grant)> {
+        self.ask_for(want, what.target_blocks.into(), what.spans.clone()).await
+    }
+
+    async fn ask_for(&self, want: Want, blocks: u64, spans: Vec<TokenSpan>) -> Option<(u64, Grant)> {
         let id = self.asked.get();
         self.asked.set(id + 1);
         let tag = self.life.next_tag(self.peer, blocks as u32);
         let (sender, granted) = oneshot::channel();
         self.asks.borrow_mut().insert(id, sender);
-        self.send(ASK, &Ask { id, want, tag }.to_bytes()).await?;
+        self.send(ASK, &Ask { id, want, tag, spans }.to_bytes()).await?;
         tokio::select! {
             granted = granted => Some((tag, granted.ok()?)),
             _ = self.channel.closed() => None,

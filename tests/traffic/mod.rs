@@ -12,14 +12,16 @@
 //!   part.rs     what a worker is told                 life.rs        an endpoint's life, and the tags of its transfers
 //!   rails.rs    devices, drawn                        link.rs        one channel in use, both ways
 //!   faults.rs   faults of a device, drawn             grants.rs      what the peer asks for, and what comes of it
-//!   content.rs  bytes that can be recognised          operations.rs  the table
-//!   levels.rs   what must be back at its level        writes.rs, layers.rs, reads.rs   its functions
+//!   blocks.rs   what blocks are like, drawn           operations.rs  the table
+//!   content.rs  bytes that can be recognised          writes.rs, layers.rs, reads.rs, refusals.rs   its functions
+//!   levels.rs   what must be back at its level        mapped.rs      what goes by tokens, and a naive copy of it
 //!                                                     outcome.rs     what became of a write, a write by layer, a read
 //!                                                     arrivals.rs    checks what comes, and what must not
 //! ```
 
 pub mod args;
 mod arrivals;
+mod blocks;
 pub mod content;
 mod devices;
 mod faults;
@@ -28,6 +30,7 @@ mod layers;
 mod levels;
 mod life;
 mod link;
+mod mapped;
 pub mod node;
 mod operations;
 mod outcome;
@@ -35,6 +38,7 @@ pub mod part;
 pub mod process;
 pub mod rails;
 mod reads;
+mod refusals;
 pub mod said;
 #[path = "../processes/tied.rs"]
 mod tied;

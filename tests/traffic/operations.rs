@@ -8,7 +8,7 @@ use landfall::kv::ReadStrategy;
 use super::content::Rng;
 use super::link::Link;
 use super::process::say;
-use super::{layers, reads, writes};
+use super::{layers, reads, refusals, writes};
 
 /// `None` when the channel has ended.
 type Running<'a> = Pin<Box<dyn Future<Output = Option<()>> + 'a>>;
@@ -23,23 +23,25 @@ struct Operation {
 /// The names are keys of the report. The last ones end the channel.
 #[rustfmt::skip]
 const OPERATIONS: &[Operation] = &[
-    Operation { name: "write_block", weight: 200, run: |l, _| Box::pin(writes::write(l, 1, false)) },
-    Operation { name: "write_run", weight: 160, run: |l, r| Box::pin(writes::write(l, some(l, r), false)) },
-    Operation { name: "write_scattered", weight: 80, run: |l, r| Box::pin(writes::write(l, some(l, r), true)) },
-    Operation { name: "write_mapped", weight: 40, run: |l, r| Box::pin(writes::mapped(l, few(l, r))) },
+    Operation { name: "write_block", weight: 200, run: |l, r| Box::pin(writes::write(l, 1, false, r)) },
+    Operation { name: "write_run", weight: 160, run: |l, r| Box::pin(writes::write(l, some(l, r), false, r)) },
+    Operation { name: "write_scattered", weight: 80, run: |l, r| Box::pin(writes::write(l, some(l, r), true, r)) },
+    Operation { name: "write_mapped", weight: 40, run: |l, r| Box::pin(writes::mapped(l, few(l, r), r)) },
     Operation { name: "write_cancelled", weight: 40, run: |l, r| Box::pin(writes::cancelled(l, r)) },
     Operation { name: "write_short_deadline", weight: 40, run: |l, r| Box::pin(writes::short_deadline(l, r)) },
     Operation { name: "write_detached", weight: 30, run: |l, r| Box::pin(writes::detached(l, r)) },
-    Operation { name: "write_refused", weight: 20, run: |l, _| Box::pin(writes::refused(l)) },
+    Operation { name: "write_refused", weight: 20, run: |l, r| Box::pin(refusals::write(l, r)) },
     Operation { name: "layered", weight: 70, run: |l, r| Box::pin(layers::write(l, r, false)) },
     Operation { name: "layered_mapped", weight: 20, run: |l, r| Box::pin(layers::write(l, r, true)) },
     Operation { name: "layered_cancelled", weight: 15, run: |l, r| Box::pin(layers::cancelled(l, r)) },
-    Operation { name: "read_auto", weight: 50, run: |l, r| Box::pin(reads::read(l, r, ReadStrategy::Auto)) },
+    Operation { name: "read_auto", weight: 50, run: |l, r| Box::pin(reads::read(l, ReadStrategy::Auto, r)) },
     Operation { name: "read_by_reads", weight: 80, run: |l, r| Box::pin(reads::by_reads(l, r)) },
-    Operation { name: "read_remote_write", weight: 80, run: |l, r| Box::pin(reads::read(l, r, ReadStrategy::RemoteWrite)) },
-    Operation { name: "read_measured", weight: 20, run: |l, r| Box::pin(reads::read(l, r, ReadStrategy::Measured)) },
+    Operation { name: "read_remote_write", weight: 80, run: |l, r| Box::pin(reads::read(l, ReadStrategy::RemoteWrite, r)) },
+    Operation { name: "read_measured", weight: 20, run: |l, r| Box::pin(reads::read(l, ReadStrategy::Measured, r)) },
+    Operation { name: "read_mapped", weight: 50, run: |l, r| Box::pin(reads::mapped(l, r)) },
     Operation { name: "read_cancelled", weight: 25, run: |l, r| Box::pin(reads::cancelled(l, r)) },
     Operation { name: "read_short_deadline", weight: 25, run: |l, r| Box::pin(reads::short_deadline(l, r)) },
+    Operation { name: "read_refused", weight: 15, run: |l, r| Box::pin(refusals::read(l, r)) },
     Operation { name: "message", weight: 120, run: |l, r| Box::pin(l.text(r.range(0, 3000))) },
     Operation { name: "message_large", weight: 30, run: |l, r| Box::pin(l.text(r.range(3000, 300_000))) },
     Operation { name: "messages", weight: 15, run: |l, r| Box::pin(messages(l, r)) },

@@ -35,6 +35,7 @@ pub async fn resolve(channel: &KvChannel, doubts: &mut Vec<Doubt>) {
 pub async fn end(tag: u64, write: Write) -> Option<Doubt> {
     let (ended, source) = ends(tag, write).await?;
     alone(tag, &source);
+    moved(ended.as_ref().map_or(0, |landed| landed.bytes));
     let doubt = fate(Item::write(tag), ended.err());
     say("step");
     doubt
@@ -47,6 +48,7 @@ pub async fn end_layers(tag: u64, write: LayerWrite) -> Vec<Doubt> {
     let layers = match ended {
         Ok(landed) => {
             say(format_args!("layered {tag}"));
+            moved(landed.bytes);
             landed.layers.into_iter().map(Ok).collect()
         }
         Err(not) => {
@@ -69,7 +71,10 @@ pub async fn end_layers(tag: u64, write: LayerWrite) -> Vec<Doubt> {
 pub async fn end_read(tag: u64, read: Read) -> Option<(Option<ReadDone>, Blocks)> {
     let (ended, target) = ends(tag, read).await?;
     let done = match ended {
-        Ok(done) => Some(done),
+        Ok(done) => {
+            moved(done.bytes);
+            Some(done)
+        }
         Err(error) => {
             let usual = match &error {
                 ReadError::Refused(ReadRefusal::OutOfRange | ReadRefusal::Malformed) => false,
@@ -94,6 +99,11 @@ async fn ends<T>(tag: u64, operation: impl Future<Output = T>) -> Option<T> {
         bad(format_args!("{tag:#x} does not end (K5)"));
     }
     ended.ok()
+}
+
+/// Payload of what has landed or was read.
+fn moved(bytes: u64) {
+    say(format_args!("moved {bytes}"));
 }
 
 fn alone(tag: u64, source: &Arc<Blocks>) {

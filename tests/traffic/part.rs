@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use landfall::kv::{Bootstrap, Order};
+use landfall::kv::Bootstrap;
 
-const NHD: &str = "nhd";
-const HND: &str = "hnd";
+use super::blocks::Held;
+use super::content::Rng;
 
 /// A worker's part.
 #[derive(Clone, Debug)]
@@ -30,8 +30,7 @@ pub struct Part {
     pub steady: bool,
     /// Every rail has to be there.
     pub strict: bool,
-    /// Of the heads and tokens in its blocks.
-    pub order: Order,
+    pub blocks: Held,
     /// Its devices: soft ones as `LANDFALL_SOFT` has them, or the names of RDMA devices.
     pub devices: Vec<String>,
 }
@@ -53,8 +52,7 @@ impl fmt::Display for Part {
         if let Some(operations) = self.operations {
             write!(f, " operations={operations}")?;
         }
-        let order = if self.order == Order::TokensHeads { NHD } else { HND };
-        write!(f, " most={most} cuts={cuts} steady={steady} strict={strict} order={order}")?;
+        write!(f, " most={most} cuts={cuts} steady={steady} strict={strict} blocks={}", self.blocks)?;
         self.devices.iter().try_for_each(|device| write!(f, " device={device}"))
     }
 }
@@ -80,7 +78,7 @@ impl FromStr for Part {
             cuts: 0,
             steady: false,
             strict: false,
-            order: Order::TokensHeads,
+            blocks: Held::usual(&mut Rng::new(0)),
             devices: Vec::new(),
         };
         for word in rest.split(' ') {
@@ -104,13 +102,7 @@ impl Part {
             "cuts" => self.cuts = value.parse().ok()?,
             "steady" => self.steady = value.parse().ok()?,
             "strict" => self.strict = value.parse().ok()?,
-            "order" => {
-                self.order = match value {
-                    NHD => Order::TokensHeads,
-                    HND => Order::HeadsTokens,
-                    _ => return None,
-                };
-            }
+            "blocks" => self.blocks = value.parse().ok()?,
             "device" => self.devices.push(value.to_owned()),
             _ => return None,
         }

@@ -1,8 +1,8 @@
 //! The devices of processes that connect with each other, drawn: how many, of which kind, and what befalls each.
 
 use landfall::device::{Profile, SoftConfig, SoftTransport};
-use landfall::kv::Order;
 
+use super::blocks::Held;
 use super::content::Rng;
 use super::faults::{Ends, faults};
 
@@ -16,8 +16,8 @@ pub struct Rails {
     kinds: Vec<(Profile, SoftTransport)>,
     /// See [`Part::steady`](super::part::Part::steady).
     pub steady: bool,
-    /// The orders of the process that listens and of those that dial. Where they differ, writes are mapped.
-    orders: (Order, Order),
+    /// The blocks of the process that listens and of each of those that dial. Where they differ, every transfer is mapped.
+    blocks: [Held; 3],
 }
 
 impl Rails {
@@ -37,12 +37,9 @@ impl Rails {
             });
         }
         let steady = count > 1 && rng.one_in(2);
-        let (order, other) = match rng.one_in(2) {
-            true => (Order::TokensHeads, Order::HeadsTokens),
-            false => (Order::HeadsTokens, Order::TokensHeads),
-        };
-        let orders = (order, if rng.one_in(5) { other } else { order });
-        Self { kinds, steady, orders }
+        let usual = Held::usual(rng);
+        let blocks = if rng.one_in(3) { [(); 3].map(|()| Held::any(rng)) } else { [usual; 3] };
+        Self { kinds, steady, blocks }
     }
 
     /// The most rails of a channel.
@@ -61,8 +58,8 @@ impl Rails {
         if self.kinds.len() > 1 && rng.one_in(2) { rng.range(10, 200) } else { 0 }
     }
 
-    pub fn order(&self, who: usize) -> Order {
-        if who == 0 { self.orders.0 } else { self.orders.1 }
+    pub fn blocks(&self, who: usize) -> Held {
+        self.blocks[who.min(self.blocks.len() - 1)]
     }
 
     pub fn strict(&self, rng: &mut Rng) -> bool {

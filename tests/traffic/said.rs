@@ -62,6 +62,7 @@ pub struct Said {
     /// Rails that have failed, and that came back, as those tell who dialled.
     pub rails_lost: u64,
     pub rails_back: u64,
+    moved: u64,
     pub bad: Vec<String>,
     /// What was not given back.
     pub leaks: Vec<String>,
@@ -87,8 +88,8 @@ pub struct Counts {
     pub unread: u64,
     pub doubts: u64,
     pub arrivals: u64,
-    /// Blocks of what has landed or was read.
-    pub blocks: u64,
+    /// Of what has landed or was read.
+    pub bytes: u64,
     pub rails_lost: u64,
     pub rails_back: u64,
 }
@@ -100,6 +101,10 @@ impl Said {
             "bad" => self.bad.push(rest.to_owned()),
             "leak" => self.leaks.push(rest.to_owned()),
             "levels" => {}
+            "moved" => {
+                let bytes: u64 = rest.parse().map_err(|_| format!("a worker said {what} {rest}"))?;
+                self.moved += bytes;
+            }
             "rails" => {
                 let numbers =
                     rest.split_once(' ').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
@@ -184,18 +189,17 @@ impl Said {
                 .filter(move |item| item.layer.is_some() == layers)
                 .map(|item| item.tag)
         };
-        let read = self.read.iter().filter(|(_, read)| **read).map(|(tag, _)| *tag);
-        let done = of(true, false).chain(self.layered.iter().copied()).chain(read.clone());
+        let read = self.read.values().filter(|read| **read).count() as u64;
         Counts {
             writes: of(true, false).count() as u64,
             layered: self.layered.len() as u64,
-            reads: read.clone().count() as u64,
+            reads: read,
             lost: of(false, false).count() as u64,
-            unread: (self.read.len() - read.count()) as u64,
+            unread: self.read.len() as u64 - read,
             doubts: self.doubts.len() as u64,
             arrivals: (self.arrived.iter().filter(|item| item.layer.is_none()).count() + self.whole.len())
                 as u64,
-            blocks: done.map(tag::blocks).sum(),
+            bytes: self.moved,
             rails_lost: self.rails_lost,
             rails_back: self.rails_back,
         }
@@ -211,7 +215,7 @@ impl std::ops::AddAssign for Counts {
         self.unread += more.unread;
         self.doubts += more.doubts;
         self.arrivals += more.arrivals;
-        self.blocks += more.blocks;
+        self.bytes += more.bytes;
         self.rails_lost += more.rails_lost;
         self.rails_back += more.rails_back;
     }

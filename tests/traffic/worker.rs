@@ -10,7 +10,7 @@ use landfall::connect::ConnectError;
 use tokio::task::{JoinHandle, LocalSet};
 
 use super::arrivals::{come_back, watch};
-use super::content::{GUARD, Rng, differs, fill};
+use super::content::{GUARD, Rng, Wanted, fill};
 use super::devices::{cut_and_mend, endpoint};
 use super::life::Life;
 use super::link::Link;
@@ -55,7 +55,7 @@ pub async fn part(line: String, commands: &mut Commands) -> Result<(), String> {
     });
     let ran = ran.await;
     drop(local);
-    if let Some(what) = differs(&guarded, GUARD) {
+    if let Some(what) = Wanted::Filled(GUARD).differs(&guarded) {
         bad(format_args!("blocks that were never granted were written: {what}"));
     }
     drop(guarded);
