@@ -37,8 +37,9 @@ pub(crate) struct Fake {
 #[derive(Default)]
 struct State {
     memory: BTreeMap<u64, Allocation>,
-    /// Pinned host memory.
-    pinned: BTreeMap<u64, Vec<u128>>,
+    /// Pinned host memory, and what it is cut from: pieces lie side by side, as the driver's may.
+    pinned: BTreeMap<u64, usize>,
+    arenas: Vec<Vec<u128>>,
     /// What was opened, and how often.
     open: BTreeMap<u64, u32>,
     streams: BTreeMap<Opaque, Stream>,
@@ -249,9 +250,17 @@ impl Fake {
     pub(super) fn host_alloc(&self, len: usize) -> u64 {
         let mut state = lock(&self.state);
         self.note(&mut state, "cuMemHostAlloc", None);
-        let bytes = vec![0u128; len.div_ceil(16)];
-        let at = bytes.as_ptr().expose_provenance() as u64;
-        state.pinned.insert(at, bytes);
+        let place = |arena: &Vec<u128>| {
+            let (base, size) = (arena.as_ptr().expose_provenance() as u64, size_of_val(&arena[..]));
+            (0..size / len).map(|n| base + (n * len) as u64).find(|at| !state.pinned.contains_key(at))
+        };
+        let at = state.arenas.iter().find_map(place).unwrap_or_else(|| {
+            let arena = vec![0u128; 64 * len.div_ceil(16)];
+            let base = arena.as_ptr().expose_provenance() as u64;
+            state.arenas.push(arena);
+            base
+        });
+        state.pinned.insert(at, len);
         at
     }
 
@@ -380,6 +389,13 @@ impl Fake {
     pub(super) fn copy(&self, to: u64, from: u64, len: usize, stream: Opaque) {
         let mut state = lock(&self.state);
         self.note_stream(&mut state, "cuMemcpyAsync", stream);
+        for at in [to, from] {
+            if !state.is_whole(at, len) {
+                state
+                    .wrong
+                    .push(format!("a copy of {len} bytes at {at:#x}, which is in several allocations"));
+            }
+        }
         // What is read when the stream gets there, and not at once.
         let late = |at| state.find(at).is_some() || state.is_pinned(at);
         let work = if late(from) {
@@ -452,7 +468,15 @@ impl State {
 
     fn is_pinned(&self, at: u64) -> bool {
         let found = self.pinned.range(..=at).next_back();
-        found.is_some_and(|(base, bytes)| at < base + size_of_val(&bytes[..]) as u64)
+        found.is_some_and(|(base, len)| at < base + *len as u64)
+    }
+
+    /// Whether it is all in one piece, of what the driver knows.
+    fn is_whole(&self, at: u64, len: usize) -> bool {
+        let pinned = self.pinned.range(..=at).next_back().map(|(base, size)| (*base, *size));
+        let pieces = self.find(at).map(|(base, a)| (base, a.len)).into_iter().chain(pinned);
+        let end = at + len as u64;
+        pieces.filter(|(base, size)| at < base + *size as u64).all(|(base, size)| end <= base + size as u64)
     }
 
     fn queue(&mut self, stream: Opaque, work: Work) {

@@ -3,11 +3,12 @@
 //! ```text
 //!   main.rs    the tests, in their order, and what they share
 //!   peer.rs    the other process
-//!   driver.rs  plain CUDA, to compare with
+//!   driver.rs  plain CUDA, to compare with     warnings.rs  what the crate warns of
 //! ```
 
 mod driver;
 mod peer;
+mod warnings;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -489,6 +490,7 @@ async fn suite() -> Result<(), Failed> {
 }
 
 fn main() -> ExitCode {
+    warnings::print();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(8).enable_all().build();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = runtime.map_err(Failed::from).and_then(|runtime| match &args[..] {

@@ -59,7 +59,7 @@ mod tests {
         let layout = Layout::contiguous(1, 4, 4096).unwrap();
         let pool = async |memory| {
             let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
-            KvPool::with_memory(&pd, layout.clone(), memory, PoolAccess::Both).await.unwrap()
+            KvPool::with_memory(&pd, layout, memory, PoolAccess::Both).await.unwrap()
         };
         let gpu = pool(Memory::cuda_of(&cuda, 0, layout.required_bytes())).await;
         let host = pool(Memory::anonymous(layout.required_bytes())).await;

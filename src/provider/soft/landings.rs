@@ -179,10 +179,7 @@ impl Landings {
         let between_devices = target.is_some() && matches!(&hold, Hold::Memory(source) if reads(source));
         let collected = self.of(&gpu).map_err(unable_to_copy)?;
         collected.gathers &= between_devices;
-        collected.bytes += len;
-        collected.copier.push(range.addr(), from, len);
-        collected.hold(hold);
-        collected.target(range.mapping());
+        collected.add(range, from, hold);
         Ok(())
     }
 
@@ -196,10 +193,7 @@ impl Landings {
         let Some(memory) = range.device() else { return Ok(()) };
         let len = range.len() as u64;
         let collected = self.of(memory.gpu())?;
-        collected.bytes += len;
-        collected.copier.push(range.addr(), slot.addr() + at as u64, len);
-        collected.hold(Hold::Slot(slot.clone()));
-        collected.target(range.mapping());
+        collected.add(range, slot.addr() + at as u64, Hold::Slot(slot.clone()));
         self.traffic.staged.received(len);
         Ok(())
     }
@@ -308,7 +302,20 @@ impl Landings {
 }
 
 impl Collected {
-    fn hold(&mut self, hold: Hold) {
+    /// Adds a copy from `from`, of what is held, to `range`.
+    fn add(&mut self, range: MemRange<'_>, from: u64, hold: Hold) {
+        let len = range.len() as u64;
+        self.bytes += len;
+        // Neighbours in two allocations are no neighbours.
+        if self.hold(hold) & self.target(range.mapping()) {
+            self.copier.push(range.addr(), from, len);
+        } else {
+            self.copier.push_apart(range.addr(), from, len);
+        }
+    }
+
+    /// Whether it is what was held last.
+    fn hold(&mut self, hold: Hold) -> bool {
         let same = match (self.holds.last(), &hold) {
             (Some(Hold::Memory(last)), Hold::Memory(source)) => last.is_same(source),
             (Some(Hold::Map(last)), Hold::Map(map)) => Arc::ptr_eq(last, map),
@@ -318,12 +325,16 @@ impl Collected {
         if !same {
             self.holds.push(hold);
         }
+        same
     }
 
-    fn target(&mut self, mapping: &Arc<Mapping>) {
-        if !self.targets.last().is_some_and(|last| Arc::ptr_eq(last, mapping)) {
+    /// Whether it is what was written to last.
+    fn target(&mut self, mapping: &Arc<Mapping>) -> bool {
+        let same = self.targets.last().is_some_and(|last| Arc::ptr_eq(last, mapping));
+        if !same {
             self.targets.push(mapping.clone());
         }
+        same
     }
 }
 

@@ -76,10 +76,13 @@ impl Staging {
         assert!(at + range.len() <= SLOT_BYTES, "a frame's payload fits into a slot");
         staged.filled += range.len();
         staged.request = staged.request.or(request);
-        if !staged.sources.last().is_some_and(|last| Arc::ptr_eq(last, range.mapping())) {
+        let to = staged.slot.addr() + at as u64;
+        if staged.sources.last().is_some_and(|last| Arc::ptr_eq(last, range.mapping())) {
+            copier.push(to, range.addr(), range.len() as u64);
+        } else {
             staged.sources.push(range.mapping().clone());
+            copier.push_apart(to, range.addr(), range.len() as u64);
         }
-        copier.push(staged.slot.addr() + at as u64, range.addr(), range.len() as u64);
         Ok(at as u32)
     }
 
