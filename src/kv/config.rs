@@ -107,7 +107,8 @@ impl KvConfig {
     }
 
     /// How long an aborted write may take to come to rest before its queue pairs are killed, so that its blocks come
-    /// back, which ends the channel. At most a day. Default 500 ms.
+    /// back: those of the [rails](crate::guide::rails) that it is stuck on. The channel ends with its last rail. At most a day. Default
+    /// 500 ms.
     pub fn abort_grace(mut self, grace: Duration) -> Self {
         self.abort_grace = grace;
         self

@@ -172,14 +172,19 @@ impl Inner {
         self.blame(rail);
     }
 
-    /// When a rail's end was that of the channel: its words are the channel's (R6).
+    /// When a rail's end was that of the channel: its words are the channel's (R6), and those of the rails that went before it.
     fn blame(&mut self, rail: usize) {
-        if self.state != State::Open
-            && let Some(words) = self.rails[rail].words.take()
-        {
-            let device = self.rails[rail].pd.device().name();
-            self.first_cause.get_or_insert_with(|| format!("rail {rail} over {device}: {words}"));
+        if self.state == State::Open {
+            return;
         }
+        let Some(mut words) = self.rails[rail].words.take() else { return };
+        for (n, other) in self.rails.iter().enumerate().filter(|(n, _)| *n != rail) {
+            if let Some(Down { cause, .. }) = &other.down {
+                words += &format!("; before it, rail {n} over {}: {cause}", other.pd.device().name());
+            }
+        }
+        let device = self.rails[rail].pd.device().name();
+        self.first_cause.get_or_insert_with(|| format!("rail {rail} over {device}: {words}"));
     }
 
     /// The protocol says that a rail has failed, here or at the peer.

@@ -1,7 +1,7 @@
 //! One queue pair of a connection: whether something may be sent on it, and what waits to be.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::config::{Opening, RailConfig};
 use super::credits::{QpCredits, Urgency};
@@ -34,6 +34,9 @@ pub(super) struct Link {
     pub(super) heard: RangeSet,
     /// Lengths of data work requests that are in flight, the oldest first.
     pub(super) lengths: VecDeque<u32>,
+    /// Work requests that have not completed; and when the last one did, or was posted after a time without any.
+    outstanding: u64,
+    progress: Instant,
 }
 
 impl Link {
@@ -53,6 +56,8 @@ impl Link {
             kept: VecDeque::new(),
             heard: RangeSet::default(),
             lengths: VecDeque::new(),
+            outstanding: 0,
+            progress: now,
         }
     }
 
@@ -68,6 +73,37 @@ impl Link {
     pub(super) fn bring_up(&mut self, cfg: &RailConfig, now: Instant) {
         let (number, heard) = (self.number, std::mem::take(&mut self.heard));
         *self = Self { number, heard, up: true, ping: true, proven: false, ..Self::new(self.rail, cfg, now) };
+    }
+
+    /// Before anything is posted: what has had nothing to do is not behind.
+    pub(super) fn look(&mut self, now: Instant) {
+        if self.outstanding == 0 {
+            self.progress = now;
+        }
+    }
+
+    pub(super) fn posted(&mut self) {
+        self.outstanding += 1;
+    }
+
+    pub(super) fn completed(&mut self, now: Instant) {
+        self.outstanding = self.outstanding.saturating_sub(1);
+        self.progress = now;
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.outstanding > 0
+    }
+
+    /// It has something to do, and nothing of that has completed for so long.
+    pub(super) fn is_still(&self, now: Instant, grace: Duration) -> bool {
+        self.is_busy() && now.saturating_duration_since(self.progress) >= grace
+    }
+
+    /// What it has to do gets its whole time once more; so does a peer that was asked for a sign of life, which is asked again.
+    pub(super) fn wait_again(&mut self, now: Instant) {
+        self.progress = self.progress.max(now);
+        self.ping |= self.live.ask_again(now);
     }
 
     /// Something waits that must travel on this queue pair.

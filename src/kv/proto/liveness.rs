@@ -38,6 +38,12 @@ impl Liveness {
         }
     }
 
+    /// Gives a peer that has been asked its whole time once more. Whether it has been: it is asked again.
+    pub(super) fn ask_again(&mut self, now: Instant) -> bool {
+        self.probing = self.probing.map(|_| now);
+        self.probing.is_some()
+    }
+
     pub(super) fn on_timeout(&mut self, cfg: &Config, now: Instant) -> Tick {
         if now < self.timeout(cfg) {
             return Tick::Quiet;

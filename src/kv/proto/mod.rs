@@ -30,7 +30,7 @@
 //! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec of messages, `record` what is in them, and `codec`
 //! how that is written; `link` one queue pair, with its
 //! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
-//! that fails has lost; `message` the application's messages; `ledger` what outlives a connection; `numbered` a list of what ends in
+//! that fails has lost; `deadlines` what is overdue; `message` the application's messages; `ledger` what outlives a connection; `numbered` a list of what ends in
 //! any order. Reads:
 //! `reader` and `lender` are the two halves, `flights` and `asking` the two ways, `reads` the calls.
 //!
@@ -51,6 +51,7 @@ mod codec;
 mod config;
 mod control;
 mod credits;
+mod deadlines;
 mod dispatch;
 mod event;
 mod flights;
@@ -105,7 +106,6 @@ pub(crate) use {
 use control::Builder;
 use lender::Lender;
 use link::Link;
-use liveness::Tick;
 use outbox::Outbox;
 use rails::Rail;
 use reader::Reader;
@@ -152,6 +152,8 @@ pub(crate) struct Connection {
     /// Where the next data work request, and the next control message, are tried first.
     data_rail: usize,
     control_qp: usize,
+    /// We have come too late, and waited anew for what the peer owes.
+    excused: bool,
     builder: Builder,
     /// Scratch of a header's counts.
     counts: Vec<u8>,
@@ -203,6 +205,7 @@ impl Connection {
             refused: 0,
             data_rail: 0,
             control_qp: 0,
+            excused: false,
             builder: Builder::new(cfg.max_control),
             counts: Vec::new(),
             cfg,
@@ -350,59 +353,6 @@ impl Connection {
             return Transmitted::Idle;
         }
         self.transmit(now, sink)
-    }
-
-    /// When `handle_timeout` is due.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        if self.state != State::Open {
-            return None;
-        }
-        let links = self.links.iter().filter(|l| l.up).map(|l| l.live.timeout(&self.cfg));
-        let others = [self.sender.timeout, self.reader.timeout, self.close_deadline, self.fence_timeout()];
-        links.chain(others.into_iter().flatten()).min()
-    }
-
-    pub(crate) fn handle_timeout(&mut self, now: Instant) {
-        if self.state != State::Open {
-            return;
-        }
-        let mut silent = 0u64;
-        for link in self.links.iter_mut().filter(|l| l.up) {
-            match link.live.on_timeout(&self.cfg, now) {
-                Tick::Quiet => {}
-                Tick::Probe => link.ping = true,
-                Tick::Lost => silent |= 1 << link.rail,
-            }
-        }
-        if silent != 0 {
-            self.on_silence(silent, now);
-        }
-        if let Some(cause) = self.fence_overdue(now) {
-            return self.lost(cause);
-        }
-        if self.state != State::Open {
-            return;
-        }
-        self.settle_reads();
-        match self.sender.on_timeout(&self.cfg, now) {
-            Ok(late) => {
-                for id in late {
-                    self.abort_for(id, SenderReason::Deadline, now);
-                }
-            }
-            Err(cause) => return self.lost(cause),
-        }
-        match self.reader.on_timeout(&self.cfg, now) {
-            Ok(late) => {
-                for id in late {
-                    self.abort_read_for(id, SenderReason::Deadline, now);
-                }
-            }
-            Err(cause) => return self.lost(cause),
-        }
-        if self.close_deadline.is_some_and(|d| d <= now) {
-            self.lost(Cause::CloseTimeout);
-        }
     }
 
     pub(crate) fn poll_event(&mut self) -> Option<Event> {

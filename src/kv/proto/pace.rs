@@ -153,6 +153,7 @@ impl Connection {
         let link = &mut self.links[qp];
         let rail = &mut self.rails[link.rail];
         rail.outstanding += 1;
+        link.posted();
         link.lengths.push_back(len);
         rail.pace.posted(len.into(), now);
     }

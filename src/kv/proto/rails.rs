@@ -64,7 +64,7 @@ pub(super) struct Rail {
     pub(super) pace: Pace,
     pub(super) state: RailState,
     /// When it failed.
-    since: Instant,
+    pub(super) since: Instant,
     /// How often it has come up again.
     pub(super) generation: u32,
     /// Generations below this are fenced at the peer.
@@ -97,6 +97,11 @@ impl Rail {
 
     pub(super) fn is_up(&self) -> bool {
         self.state == RailState::Up
+    }
+
+    /// Gives a fence that has not come its whole time once more.
+    pub(super) fn wait_again(&mut self, now: Instant) {
+        self.since = self.since.max(now);
     }
 
     /// Its queue pairs, as a mask.
@@ -282,19 +287,6 @@ impl Connection {
         self.rails.iter().any(|r| matches!(r.state, RailState::Failing | RailState::Fencing))
             || !self.resend.is_empty()
     }
-
-    /// When the fence of a rail is given up.
-    pub(super) fn fence_timeout(&self) -> Option<Instant> {
-        let open = self.rails.iter().filter(|r| !r.is_up() && r.state != RailState::Down);
-        open.map(|r| r.since + self.cfg.abort_grace + self.cfg.peer_timeout).min()
-    }
-
-    /// Why a fence that is overdue is: ours, or the peer's.
-    pub(super) fn fence_overdue(&self, now: Instant) -> Option<Cause> {
-        self.fence_timeout().filter(|&at| at <= now)?;
-        let ours = self.rails.iter().any(|r| r.state == RailState::Failing);
-        Some(if ours { Cause::AbortStuck } else { Cause::PeerLost })
-    }
 }
 
 impl Connection {
@@ -305,6 +297,7 @@ impl Connection {
         let rail = link.rail;
         let r = &mut self.rails[rail];
         r.outstanding = r.outstanding.saturating_sub(1);
+        link.completed(now);
         match token.control_count() {
             // By order a credit tells more: that the peer has taken it.
             Some(count) if several && ok && !self.cfg.rails[rail].ordered => {

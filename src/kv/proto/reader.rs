@@ -219,30 +219,6 @@ impl Reader {
         matches!(read.by, By::Rdma { .. } | By::Write { request: Some(_), .. }).then_some(id)
     }
 
-    /// Reads that must be aborted now, or the cause to give up for.
-    pub(super) fn on_timeout(&mut self, cfg: &Config, now: Instant) -> Result<Vec<u64>, Cause> {
-        let mut late = Vec::new();
-        if self.timeout.is_none_or(|t| now < t) {
-            return Ok(late);
-        }
-        let mut next: Option<Instant> = None;
-        for id in self.ids() {
-            let Some(read) = self.get(id) else { continue };
-            let Some(at) = read.timeout(cfg) else { continue };
-            if now < at {
-                next = Some(next.map_or(at, |n| n.min(at)));
-            } else if read.abort.is_none() && !read.done_told {
-                late.push(id);
-            } else if matches!(read.by, By::Rdma { .. }) {
-                return Err(Cause::AbortStuck);
-            } else {
-                return Err(Cause::PeerLost);
-            }
-        }
-        self.timeout = next;
-        Ok(late)
-    }
-
     /// Tells the owner that its blocks are not read any more.
     pub(super) fn say_end(&mut self, id: u64, reason: Option<SenderReason>, out: &mut Outbox) {
         let Some(read) = self.get(id) else { return };
@@ -321,7 +297,7 @@ impl Reader {
 
 impl Read {
     /// When something must have changed.
-    fn timeout(&self, cfg: &Config) -> Option<Instant> {
+    pub(super) fn timeout(&self, cfg: &Config) -> Option<Instant> {
         let patience = cfg.abort_grace + cfg.peer_timeout * PATIENCE;
         match (self.abort, &self.by) {
             (None, _) if self.done_told => self.deadline.checked_add(patience),

@@ -171,6 +171,7 @@ impl Connection {
         let number = self.reader.posted(id, &next, qp);
         self.outstanding += 1;
         self.rails[rail].outstanding += 1;
+        self.links[qp].posted();
         self.rails[rail].pace.posted(next.piece.len.into(), now);
         sink.read(qp, &next.piece, Token::read(qp, number));
         true

@@ -41,7 +41,14 @@ impl Sender {
         let broken = self.broken;
         let mut last_words = Vec::new();
         for id in self.ids() {
-            let Some(t) = self.get_mut(id).filter(|t| t.took_part & mask != 0) else { continue };
+            let Some(t) = self.get_mut(id) else { continue };
+            if let Some(abort) = t.abort.as_mut().filter(|_| t.outstanding == 0) {
+                // What was said of it, or the answer, may have been lost, and is said again now.
+                abort.at = abort.at.max(now);
+            }
+            if t.took_part & mask == 0 {
+                continue;
+            }
             let lost = t.took_part & mask;
             t.took_part &= !lost;
             t.notified &= !lost;
@@ -51,10 +58,6 @@ impl Sender {
                 continue;
             }
             if let Some(abort) = &mut t.abort {
-                if t.outstanding == 0 && t.done_told {
-                    // Nothing of ours is held up by the peer's answer.
-                    abort.at = abort.at.max(now);
-                }
                 abort.done_queued = false;
             } else {
                 t.exposed |= t.deliverable();

@@ -398,30 +398,6 @@ impl Sender {
         self.get(id).is_some_and(|t| t.abort.is_none() && !t.deliverable()).then_some(id)
     }
 
-    /// Transfers that must be aborted now, or the cause to give up for.
-    pub(super) fn on_timeout(&mut self, cfg: &Config, now: Instant) -> Result<Vec<u64>, Cause> {
-        let mut late = Vec::new();
-        if self.timeout.is_none_or(|t| now < t) {
-            return Ok(late);
-        }
-        let mut next: Option<Instant> = None;
-        for id in self.ids() {
-            let Some(t) = self.get(id) else { continue };
-            let Some(at) = t.timeout(cfg) else { continue };
-            if now < at {
-                next = Some(next.map_or(at, |n| n.min(at)));
-            } else if t.abort.is_none() && !t.resolved {
-                late.push(id);
-            } else if t.outstanding > 0 || !t.done_told {
-                return Err(Cause::AbortStuck);
-            } else {
-                return Err(Cause::PeerLost);
-            }
-        }
-        self.timeout = next;
-        Ok(late)
-    }
-
     /// The connection is over: tells every outcome, and remembers what a reconnect must resolve.
     pub(super) fn on_lost(&mut self, cause: Cause, out: &mut Outbox) {
         self.waiting.clear();

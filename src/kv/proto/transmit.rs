@@ -53,6 +53,7 @@ fn pick(links: &[Link], rail: &Rail, sink: &impl Sink, notify: bool, prefer: u64
 impl Connection {
     pub(super) fn transmit(&mut self, now: Instant, sink: &mut impl Sink) -> Transmitted {
         let mut budget = BUDGET;
+        self.links.iter_mut().for_each(|link| link.look(now));
         self.settle_reads();
         self.transmit_control(sink, &mut budget);
         // Before data, which fills the send queues: READs are few at a time.
@@ -253,6 +254,7 @@ impl Connection {
         self.outstanding += 1;
         let link = &mut self.links[qp];
         self.rails[link.rail].outstanding += 1;
+        link.posted();
         let count = link.credits.control_sent();
         link.credits.on_sent_control();
         if self.rails.len() > 1 {

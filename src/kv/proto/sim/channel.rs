@@ -12,9 +12,12 @@ use super::world::World;
 const REACTION: u64 = 5_000;
 
 impl Channel {
-    /// By how much an end may be later than its deadline.
+    /// By how much an end may be later than its deadline. What is stuck on one of several rails waits until that one has failed and
+    /// is fenced, and so may what is behind it on another.
     pub(super) fn slack(&self) -> u64 {
-        self.cfg.abort_grace.as_micros() as u64 + REACTION
+        let (grace, fence) = (self.cfg.abort_grace, self.cfg.abort_grace + self.cfg.peer_timeout);
+        let longest = if self.cfg.rails.len() > 1 { (grace + fence) * 2 } else { grace };
+        longest.as_micros() as u64 + REACTION
     }
 }
 

@@ -64,7 +64,8 @@ impl World {
         }
         let quiet = |s: &Side| s.cq.is_empty() && s.wake.is_some_and(|w| w > self.now);
         let [Some(a), Some(b)] = [&c.sides[0].conn, &c.sides[1].conn] else { return };
-        let open = |c: &Connection| c.state == State::Open;
+        // A fence that is waited for comes, or ends the connection.
+        let open = |c: &Connection| c.state == State::Open && !c.is_recovering();
         if c.sides.iter().any(|s| s.queues.iter().any(|q| !q.ring.is_empty())) {
             return;
         }

@@ -181,7 +181,8 @@ impl World {
     pub(super) fn on_rail_down(&mut self, ch: usize, side: usize, rail: usize) {
         self.summary.rails_down += 1;
         self.channels[ch].health[rail].ill = true;
-        let most = self.rng.pick(&[10, 2000, 60_000]);
+        // The longest is longer than the grace of an abort, and shorter than a fence may take.
+        let most = self.rng.pick(&[10, 2000, 60_000, 340_000]);
         let delay = self.rng.below(most);
         let incarnation = self.channels[ch].incarnation;
         self.at(delay, Happening::RailFence { ch, side, rail, incarnation });

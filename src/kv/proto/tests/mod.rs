@@ -1,6 +1,7 @@
 //! Tests by contract, on two connections and a wire that the test holds in its hands.
 
 mod aborts;
+mod deadlines;
 mod gated;
 mod landing;
 mod limits;

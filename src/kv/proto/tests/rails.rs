@@ -5,7 +5,7 @@ use super::super::record::Record;
 use super::*;
 
 /// Two rails in every mixture of order and notification.
-fn mixtures() -> Vec<Config> {
+pub(super) fn mixtures() -> Vec<Config> {
     let kinds = [(Notify::Imm, true), (Notify::Send, true), (Notify::Imm, false)];
     let rail = |(notify, ordered)| RailConfig { notify, ordered, ..rail() };
     let pairs = kinds.iter().flat_map(|&a| kinds.iter().map(move |&b| vec![rail(a), rail(b)]));
@@ -17,13 +17,13 @@ fn rail_of(p: &Pair, wr: &Posted) -> usize {
 }
 
 /// Of `posted`, what rail 0 has taken, and what rail 1 has.
-fn by_rail(p: &Pair, posted: Vec<Posted>) -> (Vec<Posted>, Vec<Posted>) {
+pub(super) fn by_rail(p: &Pair, posted: Vec<Posted>) -> (Vec<Posted>, Vec<Posted>) {
     posted.into_iter().partition(|wr| rail_of(p, wr) == 0)
 }
 
 impl Pair {
     /// Flushes what `ep` had posted on a rail, and fences it.
-    fn fence(&mut self, ep: usize, rail: usize, lost: &[Posted]) {
+    pub(super) fn fence(&mut self, ep: usize, rail: usize, lost: &[Posted]) {
         for wr in lost {
             self.conns[ep].handle_sent(wr.token(), false, self.now);
         }
