@@ -58,6 +58,7 @@ struct Allocation {
     len: usize,
     context: Opaque,
     pooled: bool,
+    mapped: bool,
     id: u64,
 }
 
@@ -168,6 +169,15 @@ impl Fake {
         at
     }
 
+    /// Memory that another part of the program has mapped itself.
+    pub(crate) fn mapped(&self, device: u32, len: usize) -> u64 {
+        let at = self.allocate(len, self.first + device as usize);
+        if let Some(allocation) = lock(&self.state).memory.get_mut(&at) {
+            allocation.mapped = true;
+        }
+        at
+    }
+
     /// A stream of the program's on `device`.
     pub(crate) fn stream_of(&self, device: u32) -> Opaque {
         let mut state = lock(&self.state);
@@ -223,7 +233,7 @@ impl Fake {
         let bytes = vec![0u128; len.div_ceil(16)];
         let at = bytes.as_ptr().expose_provenance() as u64;
         let id = state.new_handle() as u64;
-        state.memory.insert(at, Allocation { bytes, len, context, pooled: false, id });
+        state.memory.insert(at, Allocation { bytes, len, context, pooled: false, mapped: false, id });
         at
     }
 
@@ -291,13 +301,13 @@ impl Fake {
     pub(super) fn pointer(&self, at: u64) -> Option<PointerFacts> {
         let state = lock(&self.state);
         let (_, a) = state.find(at)?;
-        let context = if a.pooled { 0 } else { a.context };
+        let context = if a.pooled || a.mapped { 0 } else { a.context };
         let ordinal = (a.context - self.first) as i32;
         Some(PointerFacts {
             context,
             ordinal,
             managed: false,
-            ipc_capable: !a.pooled,
+            ipc_capable: !a.pooled && !a.mapped,
             pooled: a.pooled,
             buffer_id: a.id,
         })

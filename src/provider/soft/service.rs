@@ -87,7 +87,8 @@ impl QpInner {
             // A dial that was accepted is not yet one that was answered.
             Link::Up(_) => {
                 let look = self.landings.next_look();
-                let copied = self.tx.look.next().filter(|_| self.tx.writable);
+                let sends = self.tx.writable && !self.tx.dead && !self.held().0;
+                let copied = self.tx.look.next().filter(|_| sends);
                 let waits =
                     [self.rx.not_ready.flatten(), self.connect_by, self.fault_deadline(), look, copied];
                 waits.into_iter().flatten().min()

@@ -223,8 +223,9 @@ fn r7_an_exporter_frees_its_memory_after_its_importers_have_closed_it() {
 
 #[test]
 fn k9_memory_that_ipc_does_not_export_is_refused_at_the_post_and_goes_within_a_process() {
-    let send = |g: &mut Gpus| {
-        let memory = Memory::from_cuda_of(&g.cuda, g.fake.foreign(0, 8192, true), 8192).unwrap();
+    let send = |g: &mut Gpus, pooled| {
+        let at = if pooled { g.fake.foreign(0, 8192, true) } else { g.fake.mapped(0, 8192) };
+        let memory = Memory::from_cuda_of(&g.cuda, at, 8192).unwrap();
         let pd = &g.pair.a.pd;
         let from = Region::register(pd, memory.map_for(pd).unwrap(), ALL).unwrap();
         let to = g.region(false, 8192, true);
@@ -236,12 +237,17 @@ fn k9_memory_that_ipc_does_not_export_is_refused_at_the_post_and_goes_within_a_p
         }
         posted
     };
-    let mut here = Gpus::new(Profile::Default);
-    send(&mut here).unwrap();
+    let kinds = [(true, "stream-ordered"), (false, "mapped by the program")];
+    for (pooled, _) in kinds {
+        for on in [SoftTransport::Shm, SoftTransport::Tcp] {
+            send(&mut Gpus::over(on, Profile::Default), pooled).unwrap();
+        }
+    }
     play_two_processes();
-    let mut apart = Gpus::new(Profile::Default);
-    let refused = send(&mut apart).unwrap_err();
-    assert!(refused.source.to_string().contains("stream-ordered"), "{}", refused.source);
+    for (pooled, words) in kinds {
+        let refused = send(&mut Gpus::new(Profile::Default), pooled).unwrap_err();
+        assert!(refused.source.to_string().contains(words), "{}", refused.source);
+    }
 }
 
 #[test]
