@@ -4,6 +4,21 @@ use std::io;
 
 pub use crate::provider::WcStatus;
 
+/// An error and its causes in one line, for a log or a terminal: errors print one level each. A cause that the text before it has told
+/// already is left out.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
 /// A device could not be listed, opened or asked for a resource.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -516,4 +531,26 @@ pub enum OpError {
         "the tokio runtime that drove this queue is gone; keep it alive until close().await has returned"
     )]
     RuntimeGone,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_was_told_is_not_told_again() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{text}")]
+        struct Told {
+            text: &'static str,
+            #[source]
+            source: Option<Box<Told>>,
+        }
+        let cause = Told { text: "no route", source: None };
+        let twice = Told { text: "connecting failed (no route)", source: Some(Box::new(cause)) };
+        assert_eq!(chain(&twice), "connecting failed (no route)");
+        let cause = Told { text: "no route", source: None };
+        let once = Told { text: "connecting failed", source: Some(Box::new(cause)) };
+        assert_eq!(chain(&once), "connecting failed: no route");
+    }
 }

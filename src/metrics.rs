@@ -23,6 +23,7 @@
 //! | `landfall_local_to_landed_seconds` | h | `peer`, `path` | from the last local completion of a write to its confirmation |
 //! | `landfall_credits_waited_seconds` | h | `peer`, `path` | each time that transfers waited because the peer had no receive posted |
 //! | `landfall_rail_bytes_total` | c | `peer`, `rail`, `device`, `direction` | payload that this side posted on a rail: `written` or `read` |
+//! | `landfall_gpu_bytes_total` | c | `peer`, `way`, `direction` | payload to and from a pool in memory of a GPU; only where there is one |
 //!
 //! | label | values |
 //! |---|---|
@@ -31,6 +32,8 @@
 //! | `rail` | its number in the channel, from 0 |
 //! | `device` | this side's device |
 //! | `op` | `write` and `read`: ours. `arrive`: the peer's writes. `serve`: the peer's reads. `call`: a write or a read of ours |
+//! | `direction` | of a rail, `written` or `read`; of memory of a GPU, `out` of this side's or `in` |
+//! | `way` | how it went ([`GpuTraffic`](crate::cuda::GpuTraffic)): `ipc`, `same_process`, `host` (a peer in host memory of this host), or `staged` through host memory, which is the slow one |
 //! | `outcome` | of `write`: `landed`, `not_delivered`, `in_doubt`; of `read`: `done`, `failed`; of `arrive`: `arrived`, `aborted`; of `serve`: `served`, `not_served`; of `call`: `refused`, a write or a read of ours with nothing posted |
 //!
 //! Two channels with the same labels add up. Peers without a name share theirs: give each a name that does not change with its
@@ -43,7 +46,7 @@
 //! `attempts`, `local_us` and `landed_us`. They are there without this feature, too.
 
 /// Every name, with its kind, its unit and what it says.
-pub const NAMES: [(&str, Kind, &str); 9] = [
+pub const NAMES: [(&str, Kind, &str); 10] = [
     ("landfall_channels", Kind::Gauge, "Open channels"),
     ("landfall_rails", Kind::Gauge, "Rails of open channels, by state"),
     ("landfall_transfers_total", Kind::Counter, "Transfers that have ended, by operation and outcome"),
@@ -57,6 +60,11 @@ pub const NAMES: [(&str, Kind, &str); 9] = [
     ),
     ("landfall_credits_waited_seconds", Kind::Histogram, "Waits of transfers for the peer's receives"),
     ("landfall_rail_bytes_total", Kind::Counter, "Payload bytes that this side posted on a rail"),
+    (
+        "landfall_gpu_bytes_total",
+        Kind::Counter,
+        "Payload bytes to and from memory of a GPU, by the way they went",
+    ),
 ];
 
 /// What kind of number it is.

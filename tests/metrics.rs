@@ -221,7 +221,10 @@ fn every_name_is_documented_and_described() {
         let told: BTreeSet<String> =
             of("names-far").keys().map(|key| key.split('{').next().unwrap().to_owned()).collect();
         let known: BTreeSet<String> = NAMES.iter().map(|(name, _, _)| (*name).to_owned()).collect();
-        assert_eq!(told, known);
+        // There is no GPU: a test of the library has a recorded driver for that.
+        let everywhere: BTreeSet<String> =
+            known.iter().filter(|name| *name != "landfall_gpu_bytes_total").cloned().collect();
+        assert_eq!(told, everywhere);
         assert_eq!(numbers().described().into_keys().collect::<BTreeSet<_>>(), known);
         let page = include_str!("../src/metrics.rs");
         for (name, kind, _) in NAMES {
@@ -283,8 +286,20 @@ fn the_dashboard_asks_for_what_there_is() {
     for (name, _, _) in NAMES {
         assert!(asked.iter().any(|word| word.starts_with(name)), "the dashboard does not show {name}");
     }
-    let labels =
-        ["peer", "path", "op", "outcome", "rail", "device", "direction", "state", "le", "port", "counter"];
+    let labels = [
+        "peer",
+        "path",
+        "op",
+        "outcome",
+        "rail",
+        "device",
+        "direction",
+        "way",
+        "state",
+        "le",
+        "port",
+        "counter",
+    ];
     for expression in &found {
         let by = expression.split(" by (").skip(1).filter_map(|rest| rest.split_once(')'));
         for label in by.flat_map(|(list, _)| list.split(", ")) {

@@ -39,7 +39,7 @@ pub(crate) fn ended(result: Result<(), Error>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            complain(&chain(why.as_ref()));
+            complain(&landfall::error::chain(why.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -56,20 +56,6 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     out.write_all(text.as_bytes())
         .and_then(|()| out.flush())
         .map_err(|e| format!("writing to standard output: {e}").into())
-}
-
-/// An error and its causes, in one line. A cause that the text above it has told already is left out.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
 }
 
 /// The address on which this side's data connections are made: the one that it listens on, or that its route to the

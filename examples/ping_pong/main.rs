@@ -73,7 +73,7 @@ async fn measure_all(args: &Args, device: &Device, address: SocketAddr) -> Resul
             let plan = Plan { op, size, rounds, spin_us, deadline_s, by_manager };
             let (mut times, way) = by(deadline_s, measure(device, plan, &mut exchange))
                 .await
-                .map_err(|why| format!("{op:?} of {size} bytes: {}", common::chain(why.as_ref())))?;
+                .map_err(|why| format!("{op:?} of {size} bytes: {}", landfall::error::chain(why.as_ref())))?;
             report.add(plan, way, times.split_off(args.warmup as usize));
         }
     }
@@ -153,7 +153,7 @@ async fn serve(device: &Device, first: Ask, exchange: &mut Exchange) -> Result<(
             Ask::Through => Err(unexpected()),
         };
         if let Err(why) = served {
-            let words = common::chain(why.as_ref());
+            let words = landfall::error::chain(why.as_ref());
             // The peer may be gone; the complaint is ours all the same.
             let _ = exchange.say(&Answer::No(words)).await;
             return Err(why);

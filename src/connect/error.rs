@@ -146,7 +146,8 @@ pub enum ConnectError {
     },
     /// The other side speaks something else.
     #[error(
-        "the peer is not a landfall endpoint (its first bytes are {got:#010x}); check the address and port"
+        "the peer is not a landfall endpoint (its first bytes are {}); check the address and port",
+        first_bytes(*got)
     )]
     NotLandfall {
         /// The first four bytes, as a little-endian integer.
@@ -474,6 +475,15 @@ pub enum ConnectError {
         /// The peer's words.
         text: String,
     },
+}
+
+/// As text where it is some: whoever reads it knows `HTTP` and `SSH-`.
+fn first_bytes(got: u32) -> String {
+    let bytes = got.to_le_bytes();
+    match std::str::from_utf8(&bytes) {
+        Ok(text) if bytes.iter().all(|b| b.is_ascii_graphic() || *b == b' ') => format!("{text:?}"),
+        _ => format!("{got:#010x}"),
+    }
 }
 
 impl ConnectError {

@@ -154,6 +154,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
     /// Refuses before anything was said. `epoch` is ours.
     pub(crate) async fn turn_away(self, epoch: u64, reject: Reject) -> ConnectError {
         let Self { mut framed, mut ticket, deadline, .. } = self;
+        ticket.standing().refused();
         ticket.unless_evicted(framed.refuse(epoch, &reject, deadline)).await;
         reject.local_error()
     }
@@ -166,7 +167,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
         let read = hear(&mut framed, epoch, admission, deadline);
         let read = ticket.unless_evicted(read).await.unwrap_or(Err(ConnectError::Evicted { stage }));
         let error = match read {
-            Ok(hello) => return Ok(Offer { hello, framed, ticket, epoch, deadline }),
+            Ok(hello) => {
+                if *framed.identity() != PeerAuth::Anonymous {
+                    ticket.standing().proven();
+                }
+                return Ok(Offer { hello, framed, ticket, epoch, deadline });
+            }
             // The first bytes of TLS.
             Err(ConnectError::NotLandfall { got }) if got & 0xffff == 0x0316 => {
                 challenge::mismatch(admission, "tls")
@@ -174,6 +180,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Incoming<S> {
             Err(e) => e,
         };
         if let Some(reject) = refusal_of(&error) {
+            ticket.standing().refused();
             ticket.unless_evicted(framed.refuse(epoch, &reject, deadline)).await;
         }
         Err(error)
@@ -190,6 +197,7 @@ impl Incoming<TcpStream> {
     ) -> Result<Incoming<ServerStream<TcpStream>>, ConnectError> {
         let Self { framed, peer, mut ticket, deadline } = self;
         let (stream, stage) = (framed.into_inner(), Stage::Tls);
+        let standing = ticket.standing().clone();
         let securing = async {
             let mut first = [0];
             // A record of a TLS handshake.
@@ -205,6 +213,7 @@ impl Incoming<TcpStream> {
                     Ok(frame) => ConnectError::Unexpected { stage, kind: frame.kind as u16 },
                 };
                 if let Some(reject) = refusal_of(&error) {
+                    standing.refused();
                     framed.refuse(epoch, &reject, deadline).await;
                 }
                 return Err(error);
@@ -212,9 +221,13 @@ impl Incoming<TcpStream> {
             let stream = tls.accept(stream, deadline).await?;
             let chain = stream.get_ref().1.peer_certificates();
             match tls.identity(chain) {
-                Ok(identity) => Ok(Framed::known(stream, identity)),
+                Ok(identity) => {
+                    standing.proven();
+                    Ok(Framed::known(stream, identity))
+                }
                 Err(error) => {
                     if let Some(reject) = refusal_of(&error) {
+                        standing.refused();
                         Framed::plain(stream).refuse(epoch, &reject, deadline).await;
                     }
                     Err(error)
@@ -281,6 +294,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Offer<S> {
 
     /// Refuses, and says why.
     pub(crate) async fn reject(mut self, reject: Reject) -> ConnectError {
+        self.ticket.standing().refused();
         let refused = self.framed.refuse(self.epoch, &reject, self.deadline);
         self.ticket.unless_evicted(refused).await;
         reject.local_error()

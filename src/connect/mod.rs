@@ -48,7 +48,7 @@ mod reject;
 #[cfg(test)]
 mod tests;
 
-pub use admission::{Admission, PeerAuth, Psk, PskError};
+pub use admission::{Admission, PeerAuth, Psk, PskError, SecretFileError};
 #[cfg(feature = "tls")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
 pub use admission::{Tls, TlsError};

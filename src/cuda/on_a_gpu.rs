@@ -10,6 +10,9 @@ use super::memory::DeviceMemory;
 use super::slots::Slot;
 use crate::memory::next_name;
 
+#[path = "../../tests/gpu_suite/shuffled.rs"]
+mod order;
+
 fn gpu() -> Arc<Gpu> {
     Cuda::system().unwrap().gpu(0).unwrap()
 }
@@ -18,17 +21,9 @@ fn memory(gpu: &Arc<Gpu>, bytes: u64) -> Arc<DeviceMemory> {
     DeviceMemory::alloc(gpu, bytes, next_name).unwrap()
 }
 
-/// Each number once, in an order of no pattern.
 fn shuffled(n: u64, seed: u64) -> Vec<u64> {
-    let mut all: Vec<u64> = (0..n).collect();
-    let mut state = seed | 1;
-    for i in (1..all.len()).rev() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        all.swap(i, (state % (i as u64 + 1)) as usize);
-    }
-    all
+    // Thousands, of pieces.
+    order::shuffled(n as u32, seed).into_iter().map(u64::from).collect()
 }
 
 fn fly(copier: &mut Copier, gathers: bool) -> u32 {

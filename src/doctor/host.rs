@@ -36,7 +36,7 @@ pub(super) enum Fabric {
 /// The driver of a kernel, the provider that libibverbs has for it, and whether the device is software. The providers
 /// are rdma-core's `providers/*/CMakeLists.txt`; a driver is that of the PCI function, which for some devices is that
 /// of the network card under them.
-const PROVIDERS: [(&str, &str); 18] = [
+const PROVIDERS: [(&str, &str); 19] = [
     ("mlx5_core", "mlx5"),
     ("mlx5_core.sf", "mlx5"),
     ("mlx4_core", "mlx4"),
@@ -51,6 +51,7 @@ const PROVIDERS: [(&str, &str); 18] = [
     ("qede", "qedr"),
     ("be2net", "ocrdma"),
     ("mana", "mana"),
+    ("ionic", "ionic"),
     ("vmw_pvrdma", "vmw_pvrdma"),
     ("hfi1", "hfi1verbs"),
     (RXE, "rxe"),

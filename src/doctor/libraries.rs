@@ -70,7 +70,9 @@ pub(super) fn provider(host: &Host<'_>, device: &HostDevice) -> Option<Check> {
     let Some(name) = device.provider() else {
         let driver = device.driver.as_deref().unwrap_or("not known");
         let summary = format!("which provider drives it is not known (the kernel's driver: {driver})");
-        return Some(Check::unknown(PROVIDER, summary).of(&device.name));
+        let read = root.name(&format!("sys/class/infiniband/{}/device/driver", device.name));
+        let check = Check::unknown(PROVIDER, summary).of(&device.name);
+        return Some(check.with([Evidence::new(read, driver)]));
     };
     let files: Vec<String> = root.names(CONFIG);
     let named = files.iter().find(|file| {

@@ -18,7 +18,7 @@ use super::peers::Peers;
 use super::pool::KvPool;
 #[cfg(feature = "tls")]
 use crate::connect::Admission;
-use crate::connect::{ConnectError, Deadline, Expect, Stage};
+use crate::connect::{ConnectError, Deadline, Expect};
 use crate::device::{Device, ProtectionDomain, SoftTransport};
 use crate::error::DeviceError;
 use crate::random::random_u64;
@@ -191,19 +191,7 @@ impl KvEndpoint {
         let chosen = self.shared.choose()?;
         let deadline = Deadline::after(self.shared.config.connect_timeout);
         let expect = Expect { epoch: peer.epoch, name: peer.name.clone() };
-        match dial_peer(&self.shared, &target.to_string(), &expect, chosen, deadline).await {
-            // The channel that the peer or a dial of its own has made with us.
-            Err(ConnectError::Duplicate { winner }) => {
-                let peers = &self.shared.peers;
-                let found = deadline
-                    .run(Stage::HelloReply, async { Ok(peers.until(|| peers.channel(winner)).await) });
-                let inner = found.await?;
-                // Who names a channel is not whom it is with.
-                expect.check(&inner.peer_name, inner.peer_epoch)?;
-                Ok(KvChannel { inner })
-            }
-            other => other,
-        }
+        dial_peer(&self.shared, &target.to_string(), &expect, chosen, deadline).await
     }
 }
 
@@ -299,6 +287,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::connect::Stage;
     use crate::device::SoftConfig;
     use crate::kv::Layout;
 

@@ -9,18 +9,28 @@ use crate::cuda::{Cuda, Event};
 use crate::device::{Device, SoftConfig, SoftTransport};
 use crate::memory::Memory;
 
+#[cfg(feature = "metrics")]
+#[path = "../../benches/common/recorder.rs"]
+// It is of the tests and benches, too, which use all of it.
+#[allow(dead_code, unreachable_pub)]
+mod recorder;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 const LAYERS: u32 = 2;
 const BLOCKS: u32 = 32;
 const BLOCK: u64 = 4096;
 
 async fn endpoint(cuda: &Arc<Cuda>, device: u32, config: KvConfig) -> KvEndpoint {
-    let soft = SoftConfig::new().transport(SoftTransport::Shm);
+    by(cuda, device, SoftTransport::Shm, config.gpu_path(GpuPath::Ipc)).await
+}
+
+async fn by(cuda: &Arc<Cuda>, device: u32, transport: SoftTransport, config: KvConfig) -> KvEndpoint {
+    let soft = SoftConfig::new().transport(transport);
     let pd = Device::soft(soft).unwrap().alloc_pd().unwrap();
     let layout = Layout::contiguous(LAYERS, BLOCKS, BLOCK).unwrap();
     let memory = Memory::cuda_of(cuda, device, layout.required_bytes());
     let pool = KvPool::with_memory(&pd, layout, memory, PoolAccess::Both).await.unwrap();
-    KvEndpoint::new(pool, config.gpu_path(GpuPath::Ipc)).unwrap()
+    KvEndpoint::named(pool, config, "worker").unwrap()
 }
 
 /// From a pool on GPU 0 to one on GPU 1.
@@ -230,4 +240,34 @@ async fn r8_a_pushed_layer_goes_after_its_event_and_nobody_polls_for_it() {
         check(&arrived.unwrap(), round);
     }
     assert_eq!(fake.wrong(), Vec::<String>::new());
+}
+
+/// What `PathReport::gpu` counts is told to the recorder, by way and direction.
+#[cfg(feature = "metrics")]
+#[tokio::test]
+async fn k9_payload_of_gpus_is_told_by_the_way_it_went() {
+    let numbers = recorder::Numbers::default();
+    // Channels ask for their handles as they are connected, on this thread.
+    let _here = ::metrics::set_default_local_recorder(&numbers);
+    let (cuda, _fake) = Fake::new(2);
+    for (transport, way) in [(SoftTransport::Shm, "same_process"), (SoftTransport::Tcp, "staged")] {
+        let a = by(&cuda, 0, transport, KvConfig::default()).await;
+        let b = by(&cuda, 1, transport, KvConfig::default()).await;
+        let mut listener = b.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let (tx, rx) = tokio::try_join!(a.connect(listener.local_addr()), listener.accept()).unwrap();
+        let grant = rx.grant(rx.pool().alloc(3).await.unwrap()).unwrap();
+        let write = tx.write(WriteRequest::new(&grant, tx.pool().alloc(3).await.unwrap()));
+        let (landed, arrival) = tokio::join!(write, rx.next_arrival());
+        let bytes = landed.0.unwrap().bytes;
+        arrival.unwrap();
+        tx.close().await.unwrap();
+        let told = numbers.all();
+        let of = |direction: &str| {
+            told[&format!("landfall_gpu_bytes_total{{direction={direction},peer=worker,way={way}}}")]
+        };
+        // Both ends are in this process, under one name.
+        assert_eq!((of("out"), of("in")), (bytes as f64, bytes as f64), "{told:#?}");
+    }
+    let known: Vec<_> = numbers.all().into_keys().filter(|key| key.starts_with("landfall_gpu")).collect();
+    assert_eq!(known.len(), 10, "{known:?}");
 }

@@ -24,7 +24,7 @@ use super::path_check::{Facts, FirstReading, PathCheck};
 use super::peers::Answer;
 use super::proto::{Config, Opening};
 use super::rail::why;
-use super::setup;
+use super::setup::{self, Built};
 use super::targets::PeerPool;
 #[cfg(feature = "tls")]
 use crate::connect::Admission;
@@ -113,7 +113,45 @@ async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
     let framed = authenticate(framed, &shared.config.admission, shared.epoch, deadline).await?;
     let auth = framed.identity().clone();
-    let reply = client(framed, &ours, expect, deadline).await?;
+    match introduce(shared, framed, (built, &ours), managed, expect, chosen, deadline).await {
+        Err(ConnectError::Duplicate { winner }) => kept(shared, winner, &auth, expect, deadline).await,
+        other => other,
+    }
+}
+
+/// The channel that the peer, or a dial of its own, has made with us, which is kept instead of a new one. Who names a channel is not
+/// whom it is with: that has to be the one that was asked for, and who has answered.
+async fn kept(
+    shared: &Shared,
+    winner: u64,
+    who: &PeerAuth,
+    expect: &Expect,
+    deadline: Deadline,
+) -> Result<KvChannel, ConnectError> {
+    let channel = shared.peers.until(|| shared.peers.channel(winner));
+    let inner = deadline.run(Stage::HelloReply, async { Ok(channel.await) }).await?;
+    expect.check(&inner.peer_name, inner.peer_epoch)?;
+    match inner.peer_auth.may_be(who) {
+        true => Ok(KvChannel { inner }),
+        false => Err(ConnectError::IdentityMismatch {
+            expected: who.to_string(),
+            got: inner.peer_auth.to_string(),
+        }),
+    }
+}
+
+/// The client says hello, and connects what the two sides agree on.
+async fn introduce<S: AsyncRead + AsyncWrite + Unpin>(
+    shared: &Arc<Shared>,
+    framed: Framed<S>,
+    (built, ours): (Built, &Hello),
+    managed: Option<SocketAddr>,
+    expect: &Expect,
+    chosen: Chosen,
+    deadline: Deadline,
+) -> Result<KvChannel, ConnectError> {
+    let (auth, connection) = (framed.identity().clone(), ours.connection_id);
+    let reply = client(framed, ours, expect, deadline).await?;
     let (peer, agreed) = (reply.reply.clone(), reply.agreed.clone());
     if peer.epoch == shared.epoch {
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;

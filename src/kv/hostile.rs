@@ -198,6 +198,61 @@ fn data_connection(ours: &Hello, theirs: &Hello) -> TcpStream {
     stream
 }
 
+/// A frame with one WRITE of `bytes`, the `msn`-th message.
+fn write(msn: u32, region: HelloRegion, offset: u64, bytes: &[u8]) -> Vec<u8> {
+    let mut out = send(bytes);
+    // Behind the header: the opcode, the message's number, the key and the address.
+    out[16] = 2;
+    out[20..24].copy_from_slice(&msn.to_le_bytes());
+    out[28..32].copy_from_slice(&region.rkey.to_le_bytes());
+    out[32..40].copy_from_slice(&(region.addr + offset).to_le_bytes());
+    out
+}
+
+/// An admitted peer that does not use this library: what it was not granted it does not reach (the soft provider asks).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn k6_a_hostile_peer_reaches_what_it_was_granted_and_nothing_else() {
+    let (server, mut listener) = server(KvConfig::default()).await;
+    // Two layers of eight blocks of 64 bytes; it is granted the second and the third block.
+    for (epoch, (what, at, len)) in (1..).zip([
+        ("the block before", 0, 64),
+        ("the last byte before", 63, 65),
+        ("one byte behind", 3 * 64, 1),
+        ("into the block behind", 2 * 64, 65),
+        ("the other layer", 512 + 4 * 64, 64),
+        ("everything", 0, 1024),
+    ]) {
+        let ours = hello(epoch);
+        let theirs = shake(listener.local_addr(), &ours).await.unwrap();
+        let channel = listener.accept().await.unwrap();
+        let first = server.pool().try_alloc(1).unwrap();
+        let grant = channel.grant(server.pool().try_alloc(2).unwrap()).unwrap();
+        assert!(grant.runs().eq([(1, 2)]));
+        let mut stream = data_connection(&ours, &theirs);
+        let region = theirs.regions[0];
+        let mut bytes = write(0, region, 64, &[epoch as u8; 128]);
+        bytes.extend(write(1, region, 512 + 64, &[epoch as u8; 64]));
+        bytes.extend(write(2, region, at, &vec![0xee; len]));
+        stream.write_all(&bytes).unwrap();
+        let closed = tokio::time::timeout(PATIENCE, channel.closed()).await.expect(what);
+        assert_eq!(closed.cause(), Cause::Transport, "{what}: {closed}");
+        drop(first);
+        all_free(&server).await;
+        let blocks = server.pool().try_alloc(8).unwrap();
+        for (layer, block) in (0..2).flat_map(|layer| (0..8).map(move |block| (layer, block))) {
+            let mut seen = [0; 64];
+            blocks.copy_out(layer, block, 0, &mut seen).unwrap();
+            let granted = matches!((layer, block), (_, 1) | (0, 2));
+            assert_eq!(
+                seen,
+                [if granted { epoch as u8 } else { 0 }; 64],
+                "{what}: layer {layer}, block {block}"
+            );
+        }
+    }
+    check(&mut listener, KvConfig::default()).await;
+}
+
 /// A frame with one SEND of `bytes`, as the engine's own.
 fn send(bytes: &[u8]) -> Vec<u8> {
     let len = (bytes.len() as u32).to_le_bytes();

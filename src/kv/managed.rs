@@ -207,7 +207,7 @@ fn with_port(mut to: SocketAddr, port: u16) -> SocketAddr {
     to
 }
 
-/// Asks for each queue pair of one rail. Whoever answers and is not the peer is refused.
+/// Asks for each queue pair of one rail. Whoever answers and is not the peer is refused, before our queue pair is connected to it.
 pub(super) async fn ask(
     device: &Device,
     pairs: &mut QueuePairs,
@@ -218,8 +218,8 @@ pub(super) async fn ask(
 ) -> Result<(), ConnectError> {
     let attr = attr(link);
     for n in 0..pairs.queues.len() {
-        let line = cm::connect(device, pairs.qp(n)?, at, &attr, &pass.request(n), deadline).await?;
-        pass.check_reply(n, line.private_data())?;
+        let (request, check) = (pass.request(n), |reply: &[u8]| pass.check_reply(n, reply));
+        let line = cm::connect(device, pairs.qp(n)?, at, &attr, &request, check, deadline).await?;
         pairs.lines.push(line);
     }
     Ok(())

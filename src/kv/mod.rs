@@ -43,6 +43,7 @@ mod config;
 mod door;
 mod driver;
 mod endpoint;
+mod exposure;
 mod free_runs;
 mod gather;
 mod gpu_path;

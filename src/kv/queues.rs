@@ -4,6 +4,7 @@
 //! Payload never passes through here, only its addresses.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::cuda::GpuTraffic;
 use crate::error::{PostError, QpError};
@@ -11,6 +12,7 @@ use crate::memory::{Local, Slice};
 use crate::provider::{self, QpInit, RecvWr, SendOp, Sge, WrChain};
 use crate::ring::{Key, SendQueue, WrId, next_qp_generation};
 
+use super::exposure::PoolExposure;
 use super::path::QpReport;
 use super::proto::{Piece, Sink, Token};
 
@@ -96,6 +98,13 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    /// Its peer reaches what `exposure` says, on a device that asks.
+    pub(super) fn expose(&self, exposure: &Arc<PoolExposure>) {
+        if let Some(qp) = &self.qp {
+            qp.expose(exposure.clone());
+        }
+    }
+
     /// Takes a created queue pair and `sizes.buffer_bytes()` of memory, and posts every receive.
     pub(crate) fn new(
         qp: provider::Qp,

@@ -1,9 +1,12 @@
 //! One rail of a channel before it is driven: a completion queue, queue pairs on one device, and how they are connected.
 
+use std::sync::Arc;
+
 use tokio::runtime::Handle;
 
 use super::config::{CONTROL_BYTES, KvConfig};
 use super::endpoint::Shared;
+use super::exposure::Nothing;
 use super::path_rails::RailWarning;
 use super::pool::{KvPool, PoolAccess, PoolDevice, Registered, words};
 use super::queues::{Queue, QueueSizes};
@@ -131,6 +134,8 @@ pub(super) fn queues_on(
     let caps = pd.device().capabilities();
     let queue = |memory| {
         let qp = pd.provider().create_qp(cq, cq, sizes.init()).map_err(ConnectError::resources)?;
+        // Before it is connected: its channel says more.
+        qp.expose(Arc::new(Nothing));
         Queue::new(qp, sizes, caps.ordered, caps.all_signaled, memory).map_err(ConnectError::resources)
     };
     let queues = memories.into_iter().map(queue).collect::<Result<_, _>>()?;

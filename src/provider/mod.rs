@@ -650,7 +650,23 @@ impl Cq {
     }
 }
 
+/// What of registered memory the peer of a queue pair may reach, within what keys allow: asked before anything is read or written
+/// for it.
+pub(crate) trait Exposure: std::fmt::Debug + Send + Sync {
+    /// Whether all of these bytes may be reached, by one of `REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`.
+    fn exposes(&self, addr: u64, len: u64, access: AccessFlags) -> bool;
+}
+
 impl Qp {
+    /// From here on the peer reaches what `exposure` says, and nothing else. An RDMA device does not ask: there keys alone say it.
+    pub(crate) fn expose(&self, exposure: Arc<dyn Exposure>) {
+        match self {
+            Self::Soft(q) => q.expose(exposure),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => {}
+        }
+    }
+
     pub(crate) fn qp_num(&self) -> u32 {
         match self {
             Self::Soft(q) => q.qp_num(),

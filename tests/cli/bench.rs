@@ -1,12 +1,13 @@
 //! `landfall bench`: two processes on loopback, every operation, and what a bad peer costs.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
 
 use serde_json::Value;
 
 use crate::bench_server::{LONG, Server};
-use crate::program::{landfall, output, stderr, stdout};
+use crate::program::{landfall, output, program, stderr, stdout};
 use crate::xml;
 
 /// A run that has to end well.
@@ -219,6 +220,53 @@ fn clients_and_memory_beyond_the_limits_are_refused_with_the_fix() {
     measured(&server, &["--size", "4K"]);
 }
 
+/// What the server does not lend, the client does not take for itself: it would be 128 GiB, faulted in.
+#[test]
+fn memory_that_the_server_does_not_lend_is_not_taken_by_the_client() {
+    let server = Server::start(&[]);
+    let connect = format!("exec {} bench connect {} --size 1G --in-flight 64", program(), server.address);
+    let refused = Command::new("sh").args(["-c", &format!("ulimit -v 8000000; {connect}")]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("the server lends 4 GiB"), "{}", stderr(&refused));
+    measured(&server, &["--size", "4K"]);
+}
+
+#[test]
+fn a_server_beyond_this_host_is_asked_for_by_name() {
+    let refused = output(&["bench", "serve", "0.0.0.0:0"]);
+    assert_eq!((refused.status.code(), stdout(&refused).as_str()), (Some(2), ""));
+    assert!(
+        stderr(&refused).contains("--psk") && stderr(&refused).contains("--insecure"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
+/// As the first process of a container is ended.
+#[test]
+fn a_server_ends_when_it_is_told_to() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut server = Server::start(&[]);
+        measured(&server, &["--size", "4K"]);
+        assert_eq!(server.signal(signal), Some(0));
+    }
+}
+
+#[test]
+fn another_service_at_the_port_is_named_by_its_first_words() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let http = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let _ = client.read(&mut [0; 4096]);
+        client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    });
+    let refused = output(&["bench", "connect", &address]);
+    http.join().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("its first bytes are \"HTTP\""), "{}", stderr(&refused));
+}
+
 #[test]
 fn another_endpoint_than_a_bench_server_is_refused() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -273,6 +321,7 @@ fn what_cannot_be_measured_is_a_usage_error() {
         &["bench", "connect", "127.0.0.1:1", "--size", "17M", "--op", "send"],
         &["bench", "connect", "127.0.0.1:1", "--in-flight", "257"],
         &["bench", "connect", "127.0.0.1:1", "--duration", "never"],
+        &["bench", "connect", "127.0.0.1:1", "--duration", "0"],
         &["bench", "connect", "127.0.0.1:1", "--memory", "cuda:first"],
         &["bench", "connect", "127.0.0.1:1", "--transport", "verbs"],
         &["bench", "connect", "127.0.0.1:1", "--device", "rxe0", "--transport", "tcp"],

@@ -62,6 +62,13 @@ impl Server {
         self.child.wait().expect("it ends");
     }
 
+    /// Its exit status.
+    pub(crate) fn signal(&mut self, signal: i32) -> Option<i32> {
+        // SAFETY: no memory is touched; the child has not been waited for, so that its id is its own.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+        self.child.wait().expect("it ends").code()
+    }
+
     pub(crate) fn is_alive(&mut self) -> bool {
         self.child.try_wait().expect("it can be asked").is_none()
     }

@@ -2,9 +2,14 @@
 
 use std::process::{Command, Output, Stdio};
 
+/// Where it is.
+pub(crate) fn program() -> &'static str {
+    env!("CARGO_BIN_EXE_landfall")
+}
+
 /// The program, with the environment of these tests and nothing to read.
 pub(crate) fn landfall(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_landfall"));
+    let mut command = Command::new(program());
     command.args(args).env_remove("LANDFALL_SOFT").env("RUST_BACKTRACE", "1");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command

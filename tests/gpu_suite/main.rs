@@ -8,6 +8,7 @@
 
 mod driver;
 mod peer;
+mod shuffled;
 mod warnings;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use landfall::memory::{Access, Memory};
 
 use driver::Cuda;
 use peer::Peer;
+use shuffled::shuffled;
 
 pub type Failed = Box<dyn std::error::Error>;
 
@@ -138,19 +140,6 @@ fn fill(blocks: &mut Blocks, shape: Shape, seed: u64) -> Result<(), Failed> {
 pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-/// Each number once, in an order of no pattern.
-fn shuffled(n: u32, seed: u64) -> Vec<u32> {
-    let mut all: Vec<u32> = (0..n).collect();
-    let mut state = seed | 1;
-    for i in (1..all.len()).rev() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        all.swap(i, (state % (i as u64 + 1)) as usize);
-    }
-    all
 }
 
 fn in_order(n: u32) -> Vec<u32> {

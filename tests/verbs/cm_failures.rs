@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use landfall::connect::cm::{CmConnection, CmListener, CmOptions, CmRequest};
 use landfall::connect::{ConnectError, Stage};
+use landfall::error::chain;
 
 use crate::cm_harness::*;
 use crate::harness::*;

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use landfall::connect::ConnectError;
+use landfall::error::chain;
 use landfall::kv::{
     ArrivalError, Bootstrap, Cause, Grant, KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout,
     WriteError, WriteRequest,

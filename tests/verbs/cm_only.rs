@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use landfall::connect::ConnectError;
+use landfall::error::chain;
 use landfall::error::{DeviceError, MemoryError, OpError, QpError};
 use landfall::kv::{Bootstrap, KvEndpoint, KvPool, Layout};
 use landfall::memory::{Access, Memory, RemoteSlice};

@@ -6,6 +6,7 @@
 use std::process::Command;
 use std::time::Duration;
 
+use landfall::error::chain;
 use landfall::error::{OpError, WcStatus};
 use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvListener, KvPool, Layout, WriteError, WriteRequest};
 

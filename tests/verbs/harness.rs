@@ -103,14 +103,3 @@ pub(crate) fn run<T>(multi_thread: bool, test: impl Future<Output = T>) -> T {
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future).await.expect("within the deadline")
 }
-
-/// An error and its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text += &format!(": {cause}");
-        next = cause.source();
-    }
-    text
-}

@@ -1,5 +1,6 @@
 //! KV channels between two devices, over the out-of-band bootstrap.
 
+use landfall::error::chain;
 use landfall::kv::{KvChannel, KvConfig, KvEndpoint, KvPool, Layout, WriteError, WriteRequest};
 
 use crate::harness::*;

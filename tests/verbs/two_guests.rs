@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use landfall::connect::ConnectError;
+use landfall::error::chain;
 use landfall::kv::{
     Bootstrap, Cause, Grant, KvChannel, KvConfig, KvEndpoint, KvPool, Layout, Write, WriteError, WriteRequest,
 };

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use landfall::connect::ConnectError;
+use landfall::error::chain;
 use landfall::kv::PathReport;
 use serde::Serialize;
 
@@ -21,7 +23,8 @@ use crate::measure::progress::Progress;
 use crate::measure::server::Server;
 use crate::measure::talk::{About, MOST_IN_FLIGHT, Memory, Op, ReadBy, Shape};
 use crate::measure::units::{bytes, digits, duration, many, rate, show_bytes};
-use crate::output::{Error, Outcome, Output, Usage, chain};
+use crate::output::{Error, Outcome, Output, Usage};
+use crate::stop::Stop;
 
 /// Measure bandwidth, latency and message rate between two processes
 #[derive(Debug, clap::Args)]
@@ -151,8 +154,16 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<Outcome, Error> {
 async fn serve(args: &Serve, output: Output) -> Result<Outcome, Error> {
     let setup = args.device.setup(Side::Listens(args.address))?;
     let endpoint = setup.control().await?;
-    let listener = endpoint.listen(args.address).await?;
+    let listener = endpoint.listen(args.address).await.map_err(|why| match why {
+        ConnectError::AdmissionRequired { addr } => Error::from(Usage(format!(
+            "{addr} can be reached from other hosts: --psk FILE lets in whoever holds a key, --insecure anybody; or listen on a \
+             loopback address"
+        ))),
+        other => other.into(),
+    })?;
     let address = listener.local_addr();
+    // Before anybody reads that it listens.
+    let stop = Stop::watch()?;
     let say = move |text: &str| {
         // Nobody may be there to read it: the clients are served all the same.
         let _ = match output.is_json() {
@@ -173,7 +184,7 @@ async fn serve(args: &Serve, output: Output) -> Result<Outcome, Error> {
     let server = Server { setup, budget: Budget::new(args.limit), address, say: Arc::new(say) };
     tokio::select! {
         ended = server.run(listener, args.clients.into()) => ended?,
-        signal = tokio::signal::ctrl_c() => signal?,
+        () = stop.told() => {}
     }
     Ok(Outcome::Well)
 }
@@ -352,17 +363,17 @@ fn draw(args: &Connect, path: Option<&PathReport>, rows: &[Row]) -> String {
         dashed,
     };
     let drawn = |series: Vec<Series>| series.into_iter().filter(|s| !s.points.is_empty()).collect();
-    let what = format!(
-        "{}{} over {}, {}",
-        args.op.name(),
-        if args.bidirectional { " both ways" } else { "" },
-        path.map_or("nothing", |path| path.transport),
+    let what = format!("{}{}", args.op.plural(), if args.bidirectional { " both ways" } else { "" });
+    let about = format!(
+        "{}, {}",
+        path.map_or("over nothing".to_owned(), |path| format!("over {} ({})", path.transport, path.device)),
         many(rows.first().map_or(0, |row| row.qps), "queue pair")
     );
     let label = |bytes: f64| show_bytes(bytes as u64);
     plot::document(&[
         Lines {
-            title: format!("Bandwidth: {what}"),
+            title: format!("Bandwidth of {what} by size"),
+            about: about.clone(),
             x: "bytes of a transfer",
             y: "GB/s",
             label,
@@ -373,7 +384,8 @@ fn draw(args: &Connect, path: Option<&PathReport>, rows: &[Row]) -> String {
             ]),
         },
         Lines {
-            title: format!("Latency, one after the other: {what}"),
+            title: format!("Latency of {what} by size"),
+            about: format!("{about}, one after the other"),
             x: "bytes of a transfer",
             y: "microseconds",
             label,

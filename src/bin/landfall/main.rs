@@ -12,6 +12,7 @@ mod devices;
 mod doctor;
 mod measure;
 mod output;
+mod stop;
 mod sweep;
 mod verify;
 mod watch;
@@ -70,6 +71,6 @@ fn failed(error: &Error) -> ExitCode {
         // What a shell says of a program that SIGPIPE has ended.
         return ExitCode::from(141);
     }
-    output::complain(&output::chain(error.as_ref()));
+    output::complain(&landfall::error::chain(error.as_ref()));
     if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
 }

@@ -69,20 +69,6 @@ pub(crate) fn complain(what: &str) {
     let _ = writeln!(io::stderr(), "landfall: {}", what.replace('\n', " "));
 }
 
-/// An error and its causes, in one line. A cause that the text above it has told already is left out.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        next = cause.source();
-    }
-    text
-}
-
 /// `landfall … | head` is no failure to complain about.
 pub(crate) fn reader_has_gone(error: &Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
@@ -150,22 +136,5 @@ mod tests {
         table.row(["mlx5_0".into(), "12".into()]);
         table.row(["é".into(), "1234567".into()]);
         assert_eq!(table.text(2), "  name       rate\n  mlx5_0       12\n  é       1234567\n");
-    }
-
-    #[test]
-    fn a_cause_that_was_told_is_not_told_again() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("{text}")]
-        struct Told {
-            text: &'static str,
-            #[source]
-            source: Option<Box<Told>>,
-        }
-        let cause = Told { text: "no route", source: None };
-        let twice = Told { text: "connecting failed (no route)", source: Some(Box::new(cause)) };
-        assert_eq!(chain(&twice), "connecting failed (no route)");
-        let cause = Told { text: "no route", source: None };
-        let once = Told { text: "connecting failed", source: Some(Box::new(cause)) };
-        assert_eq!(chain(&once), "connecting failed: no route");
     }
 }

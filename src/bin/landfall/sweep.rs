@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use landfall::error::chain;
 use serde::Serialize;
 
 use crate::bench::LoadArgs;
@@ -14,7 +15,7 @@ use crate::measure::plot::{Bar, Bars};
 use crate::measure::progress::Progress;
 use crate::measure::talk::{About, Op, Shape};
 use crate::measure::units::{bytes, digits, many, rate, show_bytes};
-use crate::output::{Error, Outcome, Output, Usage, chain};
+use crate::output::{Error, Outcome, Output, Usage};
 
 /// More cells than that are a mistake.
 const MOST_CELLS: usize = 4096;
@@ -65,6 +66,8 @@ struct Cell {
 struct Row {
     #[serde(flatten)]
     cell: Cell,
+    /// What carried it.
+    transport: &'static str,
     landed_gb_s: f64,
     local_gb_s: Option<f64>,
     operations_per_s: f64,
@@ -184,12 +187,14 @@ async fn measure(
             let mut measured = client.open(shape, cell.qps.into()).await?;
             measured.drive(cell.in_flight, time / 10, &progress.seen).await?;
             let (report, _) = measured.drive(cell.in_flight, time, &progress.seen).await?;
+            let transport = measured.path().transport;
             measured.close().await;
-            Ok(report)
+            Ok((report, transport))
         };
-        let report = progress.during(&name(&cell), one).await?;
+        let (report, transport) = progress.during(&name(&cell), one).await?;
         let row = Row {
             cell,
+            transport,
             landed_gb_s: report.landed_gb_s(),
             local_gb_s: report.local_gb_s(),
             operations_per_s: report.operations_per_s(),
@@ -282,6 +287,7 @@ fn draw(rows: &[Row], best: Option<usize>) -> String {
         best: best == Some(place),
     };
     let bars = rows.iter().enumerate().map(bar).collect();
-    Bars { title: "Bandwidth to the landed notification, by setting".to_owned(), unit: "GB/s", bars }
-        .document()
+    let over = rows.first().map_or("nothing", |row| row.transport);
+    let about = format!("over {over}, until the data has landed; the best is marked");
+    Bars { title: "Bandwidth by setting".to_owned(), about, unit: "GB/s", bars }.document()
 }

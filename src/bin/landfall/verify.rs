@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use landfall::counters::{CountUnit, CounterPort, CounterSnapshot, Sysfs};
+use landfall::error::chain;
 use landfall::kv::PathReport;
 use serde::Serialize;
 
@@ -17,7 +18,7 @@ use crate::measure::client::Client;
 use crate::measure::load::Report;
 use crate::measure::talk::{About, Counted, Memory, Op, ReadBy, Shape};
 use crate::measure::units::{digits, duration, show_bytes};
-use crate::output::{Error, Outcome, Output, chain};
+use crate::output::{Error, Outcome, Output};
 
 /// Say whether the bytes really go by RDMA: transfers, and what the devices count of them
 ///

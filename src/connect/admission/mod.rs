@@ -16,6 +16,7 @@ mod tests;
 #[cfg(feature = "tls")]
 mod tls;
 
+pub use private_file::SecretFileError;
 pub use psk::{Psk, PskError};
 #[cfg(feature = "tls")]
 pub use tls::{Tls, TlsError};
@@ -78,8 +79,9 @@ pub enum PeerAuth {
     Anonymous,
     /// It holds the pre-shared key of this id. Holders of one key cannot be told apart.
     Key(String),
-    /// It holds a certificate of an authority that this side trusts, for these names (DNS names, then URIs). There are none where
-    /// the certificate is for an IP address only.
+    /// It holds a certificate of an authority that this side trusts, for these names (DNS names, then URIs). Where it is for neither,
+    /// for an IP address alone, the one name is `sha256:` and the SHA-256 of the certificate in hexadecimal digits: two of such are
+    /// two peers, also when one of them is the other renewed.
     Certificate(Vec<String>),
 }
 

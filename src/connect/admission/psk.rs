@@ -1,13 +1,13 @@
 //! Pre-shared keys: by id, from bytes or from a file that only its owner reads, and replaced without a restart.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use zeroize::{Zeroize, Zeroizing};
 
-use super::private_file::{self, Unread};
+use super::private_file::{self, SecretFileError};
 
 /// Shortest and longest key, bytes. A key is random: nothing here makes a password strong.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 32..=256;
@@ -62,28 +62,9 @@ pub enum PskError {
         /// The id.
         id: String,
     },
-    /// The file cannot be read.
-    #[error("the key file {} cannot be read", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
-    },
-    /// Others could read or change the file.
-    #[error(
-        "the key file {} has mode {mode:03o} and belongs to user {owner}: it has to be a regular file of this user or of root, without access for others; `chmod 600` it",
-        path.display()
-    )]
-    Exposed {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-        /// The user that it belongs to.
-        owner: u32,
-    },
+    /// The file cannot be read, or others could read or change it.
+    #[error(transparent)]
+    File(#[from] SecretFileError),
     /// A line of the file that is none.
     #[error("line {line} of the key file {} is not an id, a space, and hexadecimal digits", path.display())]
     Line {
@@ -215,17 +196,11 @@ fn push(keys: &mut Vec<Key>, key: Key) -> Result<(), PskError> {
 }
 
 fn read(path: &Path) -> Result<Vec<Key>, PskError> {
-    let failed = |source| PskError::File { path: path.to_owned(), source };
-    let file = match private_file::open(path) {
-        Ok(file) => file,
-        Err(Unread::Io(source)) => return Err(failed(source)),
-        Err(Unread::Exposed { mode, owner }) => {
-            return Err(PskError::Exposed { path: path.to_owned(), mode, owner });
-        }
-    };
+    let file = private_file::open(path)?;
     let mut text = Zeroizing::new(String::with_capacity(MAX_FILE as usize + 1));
     // It has room for all that is read, so that no copy is left behind by growing.
-    file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(failed)?;
+    let read = file.take(MAX_FILE + 1).read_to_string(&mut text);
+    read.map_err(|source| SecretFileError::unreadable(path, source))?;
     let mut keys = Vec::new();
     for (line, said) in (1..).zip(text.lines()) {
         let said = said.trim();
@@ -332,12 +307,28 @@ mod tests {
         for mode in [0o604, 0o602, 0o620, 0o644, 0o660, 0o666, 0o601] {
             let file = Temp::new(&format!("mode-{mode:o}"), mode, &text);
             let error = Psk::from_file(&file.0).unwrap_err();
-            assert!(matches!(error, PskError::Exposed { mode: got, .. } if got == mode), "{mode:o}: {error}");
+            let refused =
+                matches!(error, PskError::File(SecretFileError::Exposed { mode: m, .. }) if m == mode);
+            assert!(refused, "{mode:o}: {error}");
             assert!(error.to_string().contains("chmod 600"), "{error}");
         }
         assert!(Psk::from_file(&Temp::new("mode-400", 0o400, &text).0).is_ok());
-        assert!(matches!(Psk::from_file("/"), Err(PskError::Exposed { .. } | PskError::File { .. })));
-        assert!(matches!(Psk::from_file("/nowhere/psk"), Err(PskError::File { .. })));
+        assert!(matches!(Psk::from_file("/"), Err(PskError::File(_))));
+        let missing = Psk::from_file("/nowhere/psk");
+        assert!(matches!(missing, Err(PskError::File(SecretFileError::Unreadable { .. }))), "{missing:?}");
+    }
+
+    /// Nobody writes to it: whoever opens it as a file waits for ever.
+    #[test]
+    fn b1_a_pipe_with_a_name_is_no_key_file() {
+        let path = std::env::temp_dir().join(format!("landfall-psk-{}-pipe", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: `name` is a string that ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let refused = Psk::from_file(&path);
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(refused, Err(PskError::File(SecretFileError::Exposed { .. }))), "{refused:?}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::super::deadline::Deadline;
 use super::super::error::{Fault, Stage};
 use super::super::frame::{self, HEADER_LEN, Kind};
 use super::super::framed::Framed;
+use super::super::gate::Gate;
 use super::super::handshake::{Expect, authenticate, client};
 use super::super::hello::Hello;
 use super::super::hello::tests::sample;
@@ -504,4 +505,39 @@ async fn b4_child() {
 #[test]
 fn b4_refused_peers_leave_nothing() {
     passes_alone("connect::admission::tests::b4_child");
+}
+
+/// Strangers that say nothing take each other's places, and none of one who has shown a key and has more to do.
+#[tokio::test]
+async fn b1_strangers_push_out_nobody_who_holds_the_key() {
+    let l = listener().await.with_gate(Gate::with(2, Duration::ZERO));
+    let admission = psk();
+    let hello = async {
+        let stream = dial(&l.local_addr().to_string(), far()).await.unwrap();
+        let framed = authenticate(Framed::plain(stream), &admission, sample().epoch, far()).await.unwrap();
+        client(framed, &sample(), &Expect::default(), far()).await.unwrap().ready(&[]).await
+    };
+    let serve = async {
+        let offer = l.accept(LONG).await.unwrap().hello(SERVER_EPOCH, &admission).await.unwrap();
+        let (mut sockets, mut strangers) = (Vec::new(), Vec::new());
+        for _ in 0..10 {
+            let (socket, incoming) = tokio::join!(TcpStream::connect(l.local_addr()), l.accept(LONG));
+            sockets.push(socket.unwrap());
+            let incoming = incoming.unwrap();
+            let heard = async move { incoming.hello(SERVER_EPOCH, &psk()).await.map(drop) };
+            strangers.push(tokio::spawn(heard));
+        }
+        let id = offer.hello.connection_id;
+        let reply = Hello { epoch: SERVER_EPOCH, name: "server".into(), connection_id: id, ..sample() };
+        offer.accept(&reply).await.unwrap().finish().await.unwrap();
+        // All but two were evicted, by each other.
+        for stranger in strangers.drain(..8) {
+            let ended = stranger.await.unwrap();
+            assert!(matches!(ended, Err(ConnectError::Evicted { stage: Stage::Hello })), "{ended:?}");
+        }
+        assert!(strangers.iter().all(|stranger| !stranger.is_finished()));
+        strangers.iter().for_each(tokio::task::JoinHandle::abort);
+    };
+    let (client, ()) = tokio::join!(hello, serve);
+    client.unwrap();
 }

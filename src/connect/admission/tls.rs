@@ -1,10 +1,11 @@
 //! Certificates: mutual TLS 1.3 on the out-of-band bootstrap. Who the peer is, its certificate says.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use sha2::{Digest, Sha256};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream as ClientStream;
 use tokio_rustls::rustls::client::{Resumption, WebPkiServerVerifier};
@@ -21,7 +22,7 @@ use zeroize::Zeroizing;
 use super::super::deadline::Deadline;
 use super::super::error::{ConnectError, Stage};
 use super::PeerAuth;
-use super::private_file::{self, Unread};
+use super::private_file::{self, SecretFileError};
 
 #[cfg(test)]
 mod tests;
@@ -63,7 +64,7 @@ struct Current {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file cannot be read.
+    /// A file of certificates cannot be read.
     #[error("{} cannot be read", path.display())]
     File {
         /// The file.
@@ -72,19 +73,9 @@ pub enum TlsError {
         #[source]
         source: io::Error,
     },
-    /// Others could read or change the key's file.
-    #[error(
-        "the key file {} has mode {mode:03o} and belongs to user {owner}: it has to be a regular file of this user or of root, without access for others; `chmod 600` it",
-        path.display()
-    )]
-    Exposed {
-        /// The file.
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-        /// The user that it belongs to.
-        owner: u32,
-    },
+    /// The key's file cannot be read, or others could read or change it.
+    #[error(transparent)]
+    Key(#[from] SecretFileError),
     /// A file that does not hold what it should.
     #[error("{} is no PEM file with {wanted}", path.display())]
     Pem {
@@ -134,10 +125,11 @@ impl Tls {
         Ok(Self { server_name: Some(name_of(name)?), ..self })
     }
 
-    /// Lets in, and connects to, only those whose certificate is for one of these names. Names are compared as a whole, without
-    /// regard to case: wildcards have no meaning.
+    /// Lets in, and connects to, only those whose certificate is for one of these names, as
+    /// [`PeerAuth::Certificate`](super::PeerAuth::Certificate) has them. Names are compared as a whole: wildcards have no meaning. Case
+    /// makes no difference in a DNS name, nor in the scheme and the host of a URI; in the rest of a URI it does.
     pub fn peers(self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let names = names.into_iter().map(|name| name.into().to_ascii_lowercase());
+        let names = names.into_iter().map(|name| canonical(&name.into()));
         Self { peers: Some(names.collect()), ..self }
     }
 
@@ -202,7 +194,7 @@ impl Tls {
         // Both sides ask for one, so that it is there.
         let names = chain.and_then(<[_]>::first).map(names_in).unwrap_or_default();
         if let Some(peers) = &self.peers
-            && !names.iter().any(|name| peers.contains(&name.to_ascii_lowercase()))
+            && !names.iter().any(|name| peers.contains(&canonical(name)))
         {
             return Err(ConnectError::NotAdmitted { peer: names.join(", "), by: "this side" });
         }
@@ -298,12 +290,34 @@ fn name_of(name: &str) -> Result<ServerName<'static>, TlsError> {
     ServerName::try_from(name.to_owned()).map_err(|_| TlsError::Name { got: name.to_owned() })
 }
 
-/// The DNS names and URIs that a certificate is for. It has been verified.
+/// The DNS names and URIs that a certificate is for, or its fingerprint where there are none: whom they are issued to for an IP
+/// address alone are not one peer. It has been verified.
 fn names_in(cert: &CertificateDer<'_>) -> Vec<String> {
-    match webpki::EndEntityCert::try_from(cert) {
+    let names: Vec<String> = match webpki::EndEntityCert::try_from(cert) {
         Ok(cert) => cert.valid_dns_names().chain(cert.valid_uri_names()).map(str::to_owned).collect(),
         Err(_) => Vec::new(),
+    };
+    if names.is_empty() { vec![fingerprint(cert)] } else { names }
+}
+
+fn fingerprint(cert: &[u8]) -> String {
+    let mut out = "sha256:".to_owned();
+    for byte in Sha256::digest(cert) {
+        // Writing to a string does not fail.
+        let _ = write!(out, "{byte:02x}");
     }
+    out
+}
+
+/// A name in the form in which it is compared: RFC 3986, 6.2.2.1, for a URI, which has a colon, and a DNS name has none.
+fn canonical(name: &str) -> String {
+    let Some((scheme, rest)) = name.split_once(':') else { return name.to_ascii_lowercase() };
+    let scheme = scheme.to_ascii_lowercase();
+    let Some(rest) = rest.strip_prefix("//") else { return format!("{scheme}:{rest}") };
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    // Who comes before the host is no part of it.
+    let (user, host) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    format!("{scheme}://{user}{}{path}", host.to_ascii_lowercase())
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
@@ -316,17 +330,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
-    let failed = |source| TlsError::File { path: path.to_owned(), source };
-    let mut file = match private_file::open(path) {
-        Ok(file) => file.take(MAX_FILE),
-        Err(Unread::Io(source)) => return Err(failed(source)),
-        Err(Unread::Exposed { mode, owner }) => {
-            return Err(TlsError::Exposed { path: path.to_owned(), mode, owner });
-        }
-    };
+    let mut file = private_file::open(path)?.take(MAX_FILE);
     // It has room for a key, so that no copy is left behind by growing.
     let mut bytes = Zeroizing::new(Vec::with_capacity(64 << 10));
-    file.read_to_end(&mut bytes).map_err(failed)?;
+    file.read_to_end(&mut bytes).map_err(|source| SecretFileError::unreadable(path, source))?;
     PrivateKeyDer::from_pem_slice(&bytes)
         .map_err(|_: pem::Error| TlsError::Pem { path: path.to_owned(), wanted: "a private key" })
 }

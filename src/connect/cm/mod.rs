@@ -225,15 +225,19 @@ impl Request {
 
 /// Connects `qp`, of `device`, to the listener at `to`. When this fails or is dropped nothing of it is left (B4), but that
 /// `qp` may have been moved on: it is to be destroyed.
+///
+/// `check` looks at the private data of the answer before `qp` is connected to whoever has given it. On iWARP the driver connects
+/// it by itself as the answer comes: there it is ended right after.
 pub(crate) async fn connect(
     device: &Device,
     qp: &provider::Qp,
     to: SocketAddr,
     attr: &CmAttr,
     private: &[u8],
+    check: impl FnOnce(&[u8]) -> Result<(), ConnectError>,
     deadline: Deadline,
 ) -> Result<Connection, ConnectError> {
-    connect_target(device, Target::of(qp), to, attr, private, deadline).await
+    connect_target(device, Target::of(qp), to, attr, private, check, deadline).await
 }
 
 async fn connect_target(
@@ -242,17 +246,18 @@ async fn connect_target(
     to: SocketAddr,
     attr: &CmAttr,
     private: &[u8],
+    check: impl FnOnce(&[u8]) -> Result<(), ConnectError>,
     deadline: Deadline,
 ) -> Result<Connection, ConnectError> {
     attr::check_request(private)?;
     let deadline = deadline.of(to);
     match qp {
         Target::Soft(qp) => {
-            soft::connect(device, qp, to, *attr, private, deadline).await.map(Connection::Soft)
+            soft::connect(device, qp, to, *attr, private, check, deadline).await.map(Connection::Soft)
         }
         #[cfg(feature = "verbs")]
         Target::Verbs(qp) => {
-            verbs::connect(device, qp, to, *attr, private, deadline).await.map(Connection::Verbs)
+            verbs::connect(device, qp, to, *attr, private, check, deadline).await.map(Connection::Verbs)
         }
     }
 }

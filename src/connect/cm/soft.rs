@@ -216,6 +216,7 @@ pub(super) async fn connect(
     to: SocketAddr,
     attr: CmAttr,
     private: &[u8],
+    check: impl FnOnce(&[u8]) -> Result<(), ConnectError>,
     deadline: Deadline,
 ) -> Result<SoftConnection, ConnectError> {
     check_device(device, &qp)?;
@@ -247,6 +248,7 @@ pub(super) async fn connect(
         other => return Err(ConnectError::Unexpected { stage, kind: other as u16 }),
     }
     let reply = Offer::decode(&frame.body, MAX_REPLY).map_err(malformed)?;
+    check(&reply.private)?;
     let path_mtu = agree(device, &qp, &reply).map_err(Reject::local_error)?;
     let attr = attr.agreed(reply.serves, reply.issues);
     if let Err(error) = qp.connect(&attr.qp_connect(reply.address, path_mtu, true)) {
@@ -312,6 +314,8 @@ async fn read(
 
 fn refused(frame: &Frame, stage: Stage) -> ConnectError {
     match Reject::decode(&frame.body) {
+        // A channel of ours is named in a handshake, by whoever has shown who it is: nobody is asked that here.
+        Ok(Reject::Duplicate { .. }) => ConnectError::Unexpected { stage, kind: Kind::Reject as u16 },
         Ok(reject) => reject.remote_error(),
         Err(e) => ConnectError::malformed(stage, e),
     }

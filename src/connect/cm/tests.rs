@@ -11,6 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::super::error::Stage;
 use super::super::frame::{self, Kind};
+use super::super::reject::Reject;
 use super::*;
 use crate::device::{Profile, ProtectionDomain, SoftConfig};
 use crate::provider::{Cq, Qp, QpInit, QpState};
@@ -60,7 +61,7 @@ impl Side {
     }
 
     async fn connect(&self, to: SocketAddr, private: &[u8]) -> Result<Connection, ConnectError> {
-        connect(&self.device, &self.qp, to, &ATTR, private, far()).await
+        connect(&self.device, &self.qp, to, &ATTR, private, |_| Ok(()), far()).await
     }
 }
 
@@ -219,8 +220,27 @@ async fn b1_the_wrong_peer_answers() {
     assert!(matches!(e, Err(ConnectError::Malformed { stage: Stage::Reply, .. })), "{e:?}");
     let ((), e) = tokio::join!(answer(reply(Kind::CmReply, 5000)), a.connect(to, &[]));
     assert!(matches!(e, Err(ConnectError::TooLarge { .. })), "{e:?}");
+    // Nobody is asked who it is here: no channel of ours is named, and given to the user instead.
+    let named = frame::encode(Kind::Reject, 0, |b| Reject::Duplicate { winner: 7 }.encode(b)).unwrap();
+    let ((), e) = tokio::join!(answer(named), a.connect(to, &[]));
+    assert!(matches!(e, Err(ConnectError::Unexpected { stage: Stage::Reply, .. })), "{e:?}");
     let ((), e) = tokio::join!(answer(Vec::new()), a.connect(to, &[]));
     assert!(matches!(e, Err(ConnectError::Closed { stage: Stage::Reply })), "{e:?}");
+    assert_eq!(a.qp.state(), QpState::Init);
+}
+
+#[tokio::test]
+async fn b5_the_answer_is_looked_at_before_the_queue_pair_is_connected() {
+    let (a, b) = (Side::new(), Side::new());
+    let l = listener(&b).await;
+    let check = |theirs: &[u8]| {
+        assert_eq!(&theirs[..4], b"pong");
+        Err(ConnectError::NotAuthentic { stage: Stage::Reply })
+    };
+    let asked = connect(&a.device, &a.qp, l.local_addr(), &ATTR, b"ping", check, far());
+    let (server, client) = tokio::join!(serve(&l, &b, b"pong"), asked);
+    assert!(matches!(client, Err(ConnectError::NotAuthentic { .. })), "{client:?}");
+    assert!(matches!(server, Err(ConnectError::Closed { stage: Stage::Established })), "{server:?}");
     assert_eq!(a.qp.state(), QpState::Init);
 }
 
@@ -230,7 +250,7 @@ async fn b1_a_silent_peer_costs_no_more_than_the_deadline() {
     let a = Side::new();
     let other = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = other.local_addr().unwrap();
-    let e = connect(&a.device, &a.qp, to, &ATTR, &[], Deadline::after(SHORT)).await.unwrap_err();
+    let e = connect(&a.device, &a.qp, to, &ATTR, &[], |_| Ok(()), Deadline::after(SHORT)).await.unwrap_err();
     assert!(matches!(e, ConnectError::Timeout { stage: Stage::Reply, after: SHORT, .. }), "{e:?}");
 
     let b = Side::new();

@@ -218,7 +218,8 @@ impl CmConnection {
         let attr = options.attr(device)?;
         let target = target(qp)?;
         let connection =
-            super::connect_target(device, target, to, &attr, &options.private_data, deadline).await?;
+            super::connect_target(device, target, to, &attr, &options.private_data, |_| Ok(()), deadline)
+                .await?;
         Self::new(qp, connection)
     }
 

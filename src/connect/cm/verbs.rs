@@ -252,6 +252,7 @@ pub(super) async fn connect(
     to: SocketAddr,
     attr: CmAttr,
     private: &[u8],
+    check: impl FnOnce(&[u8]) -> Result<(), ConnectError>,
     deadline: Deadline,
 ) -> Result<VerbsConnection, ConnectError> {
     if !qp.is_of(verbs_device(device)?) {
@@ -287,9 +288,13 @@ pub(super) async fn connect(
 
     let stage = Stage::Reply;
     let reply = if qp.is_iwarp() {
-        wait_for(&events, CmEventKind::Established, stage, deadline, to, device).await?
+        let reply = wait_for(&events, CmEventKind::Established, stage, deadline, to, device).await?;
+        // The driver was quicker. Its end is that of the connection, by the drop of the identifier.
+        check(&reply.private)?;
+        reply
     } else {
         let reply = wait_for(&events, CmEventKind::ConnectResponse, stage, deadline, to, device).await?;
+        check(&reply.private)?;
         let attr = attr.agreed(reply.initiator_depth, reply.responder_resources);
         let stage = Stage::Established;
         let (id, target) = (events.id().clone(), qp.clone());

@@ -11,6 +11,7 @@ use crate::clock::later;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::channel::GrantRefusal;
+use crate::kv::exposure::{Exposed, To};
 use crate::kv::grant::{Binding, Grant, GrantKind};
 use crate::kv::lock;
 use crate::kv::parts::Held;
@@ -129,12 +130,19 @@ impl KvDriver {
                 (Some(conn), None) => {
                     let id = conn.issue_grant(bytes);
                     let grant = self.grant_of(id, &blocks);
-                    inner.grants.insert(id, Granted { blocks: Held::Whole(blocks), bytes, aborted: false });
+                    let exposed = self.expose(&blocks, To::Write).map(Arc::new);
+                    let blocks = Held::Whole(blocks);
+                    inner.grants.insert(id, Granted { blocks, _exposed: exposed, bytes, aborted: false });
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown).into(), blocks)),
             }
         })
+    }
+
+    /// Lets the peer reach a claim, for as long as what this answers is there.
+    pub(super) fn expose(&self, blocks: &Blocks, to: To) -> Option<Exposed> {
+        self.exposure.as_ref().map(|exposure| exposure.expose(blocks.runs(), to))
     }
 
     /// Payload bytes of a claim.

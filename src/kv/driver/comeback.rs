@@ -23,6 +23,9 @@ use crate::reactor;
 
 /// Messages of the peer that wait for an attempt. It says three at most.
 const EAR: usize = 4;
+/// Attempts to bring back one rail that are answered at a time: the latest, and one that it has overtaken. Each has queue pairs of its
+/// own, and the peer asks as often as it likes.
+const ANSWERS: usize = 2;
 /// How long an attempt may take in all, and no longer than a connect.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -208,6 +211,9 @@ impl KvDriver {
     fn install(self: &Arc<Self>, attempt: &mut Attempt, go: bool) -> Result<(), End> {
         let (now, rail, number) = (Instant::now(), attempt.rail, attempt.number);
         let pairs = std::mem::take(&mut attempt.pairs);
+        if let Some(exposure) = &self.exposure {
+            pairs.queues.iter().for_each(|queue| queue.expose(exposure));
+        }
         let channel = self.locked(|inner, after| {
             let own = &mut inner.rails[rail];
             let current = own.attempt.as_ref().is_some_and(|(n, _)| *n == number);
@@ -296,12 +302,17 @@ impl KvDriver {
 
     fn offered(self: &Arc<Self>, rail: usize, attempt: u32, qps: Vec<QpAddress>) {
         let refusal = {
-            let inner = lock(&self.inner);
-            let own = &inner.rails[rail];
+            let mut inner = lock(&self.inner);
+            let (client, open) = (inner.client, inner.state == State::Open);
+            let own = &mut inner.rails[rail];
             match own.phase {
-                _ if inner.client => Some("the side that has connected the channel asks"),
+                _ if client => Some("the side that has connected the channel asks"),
                 _ if own.lost => Some("its device or its completion queue is lost"),
-                Phase::Down if inner.state == State::Open => None,
+                _ if own.answers >= ANSWERS => Some("it is being brought back already, more than once"),
+                Phase::Down if open => {
+                    own.answers += 1;
+                    None
+                }
                 _ => Some("the rail has not come to rest here"),
             }
         };
@@ -310,13 +321,26 @@ impl KvDriver {
             let _ = self.say(rail, &Talk::Refuse { attempt, reason: reason.to_owned() });
             return;
         }
-        let driver = self.clone();
+        let answering = Answering { driver: self.clone(), rail };
         self.runtime.spawn(async move {
+            let driver = &answering.driver;
             if let Err(End::Failed(reason)) = driver.answer(rail, attempt, qps).await {
                 driver.locked(|inner, _| inner.note(rail, &reason));
                 let _ = driver.say(rail, &Talk::Refuse { attempt, reason });
             }
         });
+    }
+}
+
+/// Counts as one of [`ANSWERS`].
+struct Answering {
+    driver: Arc<KvDriver>,
+    rail: usize,
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        lock(&self.driver.inner).rails[self.rail].answers -= 1;
     }
 }
 
@@ -385,5 +409,70 @@ impl Inner {
         // It may have failed at the peer by now: the protocol says so, after it was up.
         self.events(now, after);
         after.nudge = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, SoftConfig};
+    use crate::kv::{KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
+    use crate::memory::Memory;
+
+    async fn endpoint(config: &KvConfig) -> (KvEndpoint, Device) {
+        let devices = [(); 2].map(|()| Device::soft(SoftConfig::new()).unwrap());
+        let layout = Layout::contiguous(1, 4, 64).unwrap();
+        let pds = devices.each_ref().map(|device| device.alloc_pd().unwrap());
+        let pds: Vec<_> = pds.iter().collect();
+        let memory = Memory::anonymous(layout.required_bytes());
+        let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Target).await.unwrap();
+        let [_, second] = devices;
+        (KvEndpoint::new(pool, config.clone()).unwrap(), second)
+    }
+
+    /// A hostile peer asks for the same rail again and again: what is built for it is bounded, and the rail comes back for an
+    /// honest one.
+    #[tokio::test]
+    async fn k10_a_rail_is_brought_back_by_no_more_attempts_than_two_at_a_time() {
+        let hours = Duration::from_secs(36_000);
+        let config = KvConfig::default().rail_probe(hours, hours);
+        let ((near, _near), (far, second)) = (endpoint(&config).await, endpoint(&config).await);
+        let mut listener = far.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+        let (client, server) = tokio::join!(near.connect(listener.local_addr()), listener.accept());
+        let (client, server) = (client.unwrap(), server.unwrap());
+        let driver = &server.inner.driver;
+        let link = second.soft_link().unwrap();
+        link.cut();
+        let rail = |of: &Arc<KvDriver>| {
+            let inner = lock(&of.inner);
+            let at_rest = inner.conn.as_ref().is_some_and(|c| c.rail_state(1) == RailState::Down);
+            let own = &inner.rails[1];
+            (own.phase, at_rest, own.answers)
+        };
+        let until = async |what: &str, ready: &dyn Fn() -> bool| {
+            let waiting = async {
+                while !ready() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(60), waiting).await.expect(what);
+        };
+        until("it rests", &|| rail(driver) == (Phase::Down, true, 0)).await;
+        link.mend();
+        let qps = vec![QpAddress::default(); lock(&driver.inner).rails[1].qps.len()];
+        for attempt in 1..=100 {
+            for piece in (Talk::Offer { attempt, qps: qps.clone() }).pieces(500) {
+                driver.hear(1, &piece);
+            }
+        }
+        // No task has run since.
+        assert_eq!(rail(driver).2, ANSWERS);
+        until("they end", &|| rail(driver).2 == 0).await;
+        // The honest one asks now.
+        until("it rests there too", &|| rail(&client.inner.driver).1).await;
+        lock(&client.inner.driver.inner).rails[1].port_up.notify_one();
+        until("it comes", &|| [driver, &client.inner.driver].into_iter().all(|of| rail(of).0 == Phase::Up))
+            .await;
+        client.close().await.unwrap();
     }
 }

@@ -9,6 +9,7 @@ use super::{After, Granted, Inner, KvDriver, WriteEntry};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
 use crate::kv::channel::GrantRefusal;
+use crate::kv::exposure::To;
 use crate::kv::grant::{Grant, GrantKind};
 use crate::kv::parts::{Held, Parts};
 use crate::kv::proto::{GrantRef, Outcome, Reason, TransferId, WriteRequest as ProtoWrite};
@@ -45,9 +46,11 @@ impl KvDriver {
             // They are numbered without gaps, under one lock.
             ids.for_each(drop);
             let numbers = first..first + u64::from(count);
+            let exposed = self.expose(blocks, To::Write).map(Arc::new);
             for (layer, id) in (0..count).zip(numbers.clone()) {
                 let part = Held::Part(parts.part(blocks, index, layer, numbers.clone()));
-                inner.grants.insert(id, Granted { blocks: part, bytes, aborted: false });
+                let _exposed = exposed.clone();
+                inner.grants.insert(id, Granted { blocks: part, _exposed, bytes, aborted: false });
             }
             Ok(self
                 .grant_of(first, blocks)

@@ -10,6 +10,7 @@ use super::{After, Inner, KvDriver};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
 use crate::kv::channel::GrantRefusal;
+use crate::kv::exposure::{Exposed, To};
 use crate::kv::grant::{Binding, Grant, GrantKind};
 use crate::kv::limits::PeerLimits;
 use crate::kv::proto::AbortReason;
@@ -27,6 +28,8 @@ pub(super) struct Loans {
 
 struct Lent {
     blocks: Arc<Blocks>,
+    /// Where the device asks.
+    _exposed: Option<Exposed>,
     bytes: u64,
     end: Option<AbortReason>,
     /// A plan is being made from them: they are not given back before it is.
@@ -91,10 +94,9 @@ impl KvDriver {
                     let id = conn.issue_read_grant();
                     let grant = self.grant_of(id, &blocks).of_kind(GrantKind::Read);
                     let grant = grant.expect("every grant can be one to read");
-                    inner
-                        .loans
-                        .open
-                        .insert(id, Lent { blocks, bytes, end: None, planning: false, freed: false });
+                    let _exposed = self.expose(&blocks, To::Read);
+                    let lent = Lent { blocks, _exposed, bytes, end: None, planning: false, freed: false };
+                    inner.loans.open.insert(id, lent);
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown).into(), blocks)),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ::metrics::{Counter, Gauge, Histogram, Label};
 
+use crate::cuda::GpuTraffic;
 use crate::kv::path::QpReport;
 use crate::kv::stats::ChannelStats;
 
@@ -15,6 +16,8 @@ pub(super) struct Meter {
     peer: String,
     channels: Gauge,
     rails: Vec<RailMeter>,
+    /// Of a pool in memory of a GPU: each way's bytes, and what was told of it.
+    gpu: Vec<(Counter, GpuBytes, u64)>,
     /// From the first transfer on: by then it is known what carries the channel.
     path: Option<PathMeter>,
     last: ChannelStats,
@@ -42,6 +45,22 @@ struct PathMeter {
     local_to_landed: Histogram,
     credits_waited: Histogram,
 }
+
+/// Payload of one way and direction.
+type GpuBytes = fn(&GpuTraffic) -> u64;
+
+const GPU: [(&str, &str, GpuBytes); 10] = [
+    ("ipc", "out", |t| t.ipc.bytes_out),
+    ("ipc", "in", |t| t.ipc.bytes_in),
+    ("same_process", "out", |t| t.same_process.bytes_out),
+    ("same_process", "in", |t| t.same_process.bytes_in),
+    ("host", "out", |t| t.host.bytes_out),
+    ("host", "in", |t| t.host.bytes_in),
+    ("staged", "out", |t| t.staged.bytes_out),
+    ("staged", "in", |t| t.staged.bytes_in),
+    ("gpudirect", "out", |t| t.gpudirect.bytes_out),
+    ("gpudirect", "in", |t| t.gpudirect.bytes_in),
+];
 
 /// One of a channel's counts.
 type Count = fn(&ChannelStats) -> u64;
@@ -71,8 +90,8 @@ impl Meter {
     /// What is costly to find out is found out.
     pub(super) const IS_ON: bool = true;
 
-    /// Of an open channel over these devices, one a rail, each of which is there or not.
-    pub(super) fn new<'d>(peer: &str, devices: impl Iterator<Item = (&'d str, bool)>) -> Self {
+    /// Of an open channel over these devices, one a rail, each of which is there or not; its pool may be in memory of a GPU.
+    pub(super) fn new<'d>(peer: &str, devices: impl Iterator<Item = (&'d str, bool)>, gpu: bool) -> Self {
         let peer = if peer.is_empty() { "unnamed" } else { peer }.to_owned();
         let rail = |(number, (device, is_up)): (usize, (&str, bool))| {
             let labels = |key: &'static str, value: &'static str| {
@@ -99,7 +118,16 @@ impl Meter {
         let channels = ::metrics::gauge!("landfall_channels", vec![Label::new("peer", peer.clone())]);
         channels.increment(1.0);
         let last = ChannelStats::default();
-        Self { peer, channels, rails, path: None, last, waiting: None, ended: false }
+        let way = |(way, direction, of): (_, _, GpuBytes)| {
+            let labels = vec![
+                Label::new("peer", peer.clone()),
+                Label::from_static_parts("way", way),
+                Label::from_static_parts("direction", direction),
+            ];
+            (::metrics::counter!("landfall_gpu_bytes_total", labels), of, 0)
+        };
+        let gpu = if gpu { GPU.into_iter().map(way).collect() } else { Vec::new() };
+        Self { peer, channels, rails, gpu, path: None, last, waiting: None, ended: false }
     }
 
     /// Whether there is anything to be told.
@@ -107,12 +135,13 @@ impl Meter {
         *stats != self.last
     }
 
-    /// Tells what has been counted since the last time; of each rail what its queue pairs report.
+    /// Tells what has been counted since the last time; of each rail what its queue pairs report. `gpu` is asked where there is one.
     pub(super) fn tell<'q>(
         &mut self,
         stats: &ChannelStats,
         path: impl Fn() -> &'static str,
         rails: impl Iterator<Item = (usize, &'q QpReport)>,
+        gpu: impl FnOnce() -> GpuTraffic,
     ) {
         if self.path.is_none() && path() == "auto" {
             // The peer has not come in yet.
@@ -135,6 +164,13 @@ impl Meter {
             rail.written.increment(written.saturating_sub(rail.told.0));
             rail.read.increment(read.saturating_sub(rail.told.1));
             rail.told = (rail.told.0.max(written), rail.told.1.max(read));
+        }
+        if !self.gpu.is_empty() {
+            let now = gpu();
+            for (counter, of, told) in &mut self.gpu {
+                counter.increment(of(&now).saturating_sub(*told));
+                *told = of(&now).max(*told);
+            }
         }
     }
 

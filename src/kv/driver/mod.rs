@@ -50,6 +50,7 @@ use crate::device::ProtectionDomain;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::config::KvConfig;
+use crate::kv::exposure::{Exposed, PoolExposure};
 use crate::kv::layout::Layout;
 use crate::kv::lock;
 use crate::kv::parts::Held;
@@ -101,6 +102,8 @@ pub(crate) struct KvDriver {
     local_epoch: u64,
     peer_epoch: u64,
     pass: Pass,
+    /// What of the pool the peer may reach, where a device asks.
+    exposure: Option<Arc<PoolExposure>>,
     runtime: Handle,
     /// One a rail.
     tasks: Vec<OnceLock<DriverHandle>>,
@@ -174,6 +177,8 @@ enum State {
 /// Blocks that were granted.
 struct Granted {
     blocks: Held,
+    /// Where the device asks. One for all layers.
+    _exposed: Option<Arc<Exposed>>,
     /// Of the layers that it is for.
     bytes: u64,
     /// Their arrival has ended; they are in quarantine.
@@ -272,11 +277,12 @@ pub(crate) struct RailHalf {
 impl KvDriver {
     pub(crate) fn new(parts: Parts, runtime: Handle) -> Arc<Self> {
         let tasks = parts.rails.iter().map(|_| OnceLock::new()).collect();
+        let exposure = PoolExposure::of(&parts.pool);
         let this = Arc::new_cyclic(|me: &Weak<Self>| {
             let (mut queues, mut rails) = (Vec::new(), Vec::new());
             let several = parts.rails.len() > 1;
             let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
-            let meter = Meter::new(&parts.peer_name, devices);
+            let meter = Meter::new(&parts.peer_name, devices, parts.pool.is_device_memory());
             let transports = parts.rails.iter().map(|part| part.pd.device().transport());
             let direct = Direct::new(&parts.pool, transports);
             for (rail, part) in parts.rails.into_iter().enumerate() {
@@ -286,6 +292,9 @@ impl KvDriver {
                 if several {
                     queues[qps].iter_mut().for_each(Queue::signal_often);
                 }
+            }
+            if let Some(exposure) = &exposure {
+                queues.iter().for_each(|queue| queue.expose(exposure));
             }
             Self {
                 inner: Mutex::new(Inner {
@@ -324,6 +333,7 @@ impl KvDriver {
                 local_epoch: parts.local_epoch,
                 peer_epoch: parts.peer_epoch,
                 pass: parts.pass,
+                exposure: exposure.clone(),
                 runtime,
                 tasks,
                 on_end: Mutex::new(Some(parts.on_end)),
@@ -520,10 +530,7 @@ impl KvDriver {
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
         let inner = lock(&self.inner);
-        let mut all = GpuTraffic::default();
-        inner.queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
-        all.gpudirect = inner.direct.traffic(inner.queues.iter().map(Queue::report_ref));
-        all
+        spans::gpu_traffic_of(&inner.queues, &inner.direct)
     }
 
     /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::cuda::GpuTraffic;
 use crate::kv::path::QpReport;
 use crate::kv::stats::ChannelStats;
 
@@ -10,7 +11,7 @@ pub(super) struct Meter;
 impl Meter {
     pub(super) const IS_ON: bool = false;
 
-    pub(super) fn new<'d>(_: &str, _: impl Iterator<Item = (&'d str, bool)>) -> Self {
+    pub(super) fn new<'d>(_: &str, _: impl Iterator<Item = (&'d str, bool)>, _: bool) -> Self {
         Self
     }
 
@@ -23,6 +24,7 @@ impl Meter {
         _: &ChannelStats,
         _: impl Fn() -> &'static str,
         _: impl Iterator<Item = (usize, &'q QpReport)>,
+        _: impl FnOnce() -> GpuTraffic,
     ) {
     }
 

@@ -58,6 +58,8 @@ pub(super) struct Rail {
     /// The attempt to come back that is under way on this side, by its number, and its ear.
     pub(super) attempt: Option<(u32, mpsc::Sender<Talk>)>,
     pub(super) attempts: u32,
+    /// Attempts of the peer's that this side is answering: one that was overtaken is among them until it knows.
+    pub(super) answers: usize,
     /// Hears what the peer's driver says of it.
     pub(super) ear: Ear,
     /// A task tries to bring it back.
@@ -135,6 +137,7 @@ impl Rail {
             returns: 0,
             attempt: None,
             attempts: 0,
+            answers: 0,
             ear: Ear::default(),
             probing: false,
             port_up: Arc::default(),

@@ -11,6 +11,7 @@ use super::spans::{micros, read_span};
 use super::{After, Inner, KvDriver, State};
 use crate::clock::later;
 use crate::kv::blocks::Blocks;
+use crate::kv::exposure::{Exposed, To};
 use crate::kv::grant::{Grant, GrantKind};
 use crate::kv::parts::Held;
 use crate::kv::proto::{
@@ -30,6 +31,8 @@ pub(super) struct Reads {
 /// One read of ours.
 struct Entry {
     target: Blocks,
+    /// Where the owner writes to them, and the device asks.
+    exposed: Option<Exposed>,
     started: Instant,
     planned: Duration,
     bytes: u64,
@@ -96,8 +99,13 @@ impl KvDriver {
                     return Err((error, request.target));
                 }
             };
+            let exposed = match by {
+                ReadBy::Write { .. } => self.expose(&request.target, To::Write),
+                ReadBy::Rdma { .. } => None,
+            };
             let entry = Entry {
                 target: request.target,
+                exposed,
                 started,
                 planned: now - started,
                 bytes: extent.bytes,
@@ -254,6 +262,7 @@ impl Inner {
     pub(super) fn read_released(&mut self, id: ReadId, after: &mut After) {
         if let Some(entry) = self.reads.running.get_mut(&id) {
             entry.released = true;
+            entry.exposed = None;
         }
         self.read_event(id, after);
     }

@@ -62,7 +62,8 @@ impl QpInner {
         let op = decode(desc.opcode, operands).ok_or(Stop::Nonsense)?;
         let guard = self.device.mrs.read();
         let (access, len) = (AccessFlags::REMOTE_ATOMIC, WORD.into());
-        let old = guard.resolve(desc.rkey, self.pd, desc.addr, len, access).and_then(|word| word.atomic(op));
+        let old =
+            guard.resolve(desc.rkey, &self.reach, desc.addr, len, access).and_then(|word| word.atomic(op));
         drop(guard);
         // It was there when the descriptor was checked: deregistered since.
         let old = old.ok_or(Stop::refuse(desc, Nak::Access))?;
@@ -81,7 +82,7 @@ impl QpInner {
         self.sq.pieces(entry, 0, WORD, |piece| {
             let Piece::Memory { addr, len, key } = piece else { return };
             let (now, later) = rest.split_at(len as usize);
-            match guard.resolve(key, self.pd, addr, len.into(), AccessFlags::LOCAL_WRITE) {
+            match guard.resolve(key, &self.reach, addr, len.into(), AccessFlags::LOCAL_WRITE) {
                 Some(range) => range.write(now),
                 None => whole = false,
             }

@@ -76,11 +76,22 @@ impl QpInner {
         if room { Ok(()) } else { Err(Stop::refuse(desc, Nak::InvalidRequest)) }
     }
 
-    /// Whether the key allows all of the `len` bytes. None at all need no key.
+    /// Whether the key allows all of the `len` bytes of a message, and whether what this frame has of them is exposed. None at all need
+    /// no key.
     pub(super) fn check_remote(&self, desc: &Desc, len: u32, access: AccessFlags) -> Result<(), Stop> {
         let guard = self.device.mrs.read();
-        let allowed = len == 0 || guard.resolve(desc.rkey, self.pd, desc.addr, len.into(), access).is_some();
-        if allowed { Ok(()) } else { Err(Stop::refuse(desc, Nak::Access)) }
+        let keyed = |len: u32| {
+            len == 0 || guard.registered(desc.rkey, self.reach.pd, desc.addr, len.into(), access).is_some()
+        };
+        let exposed = match desc.opcode {
+            // Segments of one message: each is looked at by itself.
+            Opcode::Write => {
+                let at = desc.addr.checked_add(desc.offset.into());
+                at.is_some_and(|at| self.reach.exposes(at, desc.len.into(), access))
+            }
+            _ => self.reach.exposes(desc.addr, len.into(), access),
+        };
+        if keyed(len) && (len == 0 || exposed) { Ok(()) } else { Err(Stop::refuse(desc, Nak::Access)) }
     }
 
     fn check_segment(&mut self, desc: &Desc) -> Result<Target, Stop> {
@@ -143,7 +154,7 @@ impl QpInner {
             return Err(refuse(Nak::InvalidRequest, WcStatus::LocalLength));
         };
         let guard = self.device.mrs.read();
-        match guard.resolve(sge.lkey, self.pd, sge.addr, sge.len.into(), AccessFlags::LOCAL_WRITE) {
+        match guard.resolve(sge.lkey, &self.reach, sge.addr, sge.len.into(), AccessFlags::LOCAL_WRITE) {
             Some(_) => Ok(recv),
             None => Err(refuse(Nak::Operation, WcStatus::LocalProtection)),
         }

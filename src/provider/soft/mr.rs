@@ -18,7 +18,7 @@ use crate::cuda::{DeviceMemory, SlotPool};
 use crate::device::SoftTransport;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
-use crate::provider::AccessFlags;
+use crate::provider::{AccessFlags, Exposure};
 use crate::random::random;
 
 /// Keys that were retired this recently are not given out again.
@@ -165,12 +165,41 @@ impl MrTable {
     }
 }
 
+/// What the operations of one queue pair reach: the regions of its domain and, of what a peer asks for, what is exposed to it.
+#[derive(Clone, Debug)]
+pub(super) struct Reach {
+    pub(super) pd: u32,
+    /// None where keys alone say it.
+    pub(super) exposure: Option<Arc<dyn Exposure>>,
+}
+
+impl Reach {
+    /// Whether that may be reached, as far as it is for a peer.
+    pub(super) fn exposes(&self, addr: u64, len: u64, access: AccessFlags) -> bool {
+        let Some(exposure) = &self.exposure else { return true };
+        let remote = [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_READ, AccessFlags::REMOTE_ATOMIC];
+        !remote.contains(&access) || exposure.exposes(addr, len, access)
+    }
+}
+
 /// The table, held so that nothing is deregistered.
 pub(super) struct MrGuard<'t>(RwLockReadGuard<'t, Entries>);
 
 impl MrGuard<'_> {
-    /// The memory at `addr..+len`, when `key` is of domain `pd`, covers all of it and allows `access`.
+    /// The memory at `addr..+len`, when `key` is within `reach`, covers all of it and allows `access`.
     pub(super) fn resolve(
+        &self,
+        key: u32,
+        reach: &Reach,
+        addr: u64,
+        len: u64,
+        access: AccessFlags,
+    ) -> Option<MemRange<'_>> {
+        self.registered(key, reach.pd, addr, len, access).filter(|_| reach.exposes(addr, len, access))
+    }
+
+    /// As [`resolve`](Self::resolve), whatever is exposed.
+    pub(super) fn registered(
         &self,
         key: u32,
         pd: u32,

@@ -72,7 +72,7 @@ impl QpInner {
             let access = if read { AccessFlags::LOCAL_WRITE } else { AccessFlags::default() };
             let guard = self.device.mrs.read();
             let covered = |s: &Sge| {
-                s.len == 0 || guard.resolve(s.lkey, self.pd, s.addr, s.len.into(), access).is_some()
+                s.len == 0 || guard.resolve(s.lkey, &self.reach, s.addr, s.len.into(), access).is_some()
             };
             failure = (!sges.iter().all(covered)).then_some(WcStatus::LocalProtection);
         }

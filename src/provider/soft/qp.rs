@@ -11,6 +11,7 @@ use super::frame::Preamble;
 use super::landings::Landings;
 use super::link::{self, Door, Doors, Link, Spare};
 use super::member::QpShared;
+use super::mr::Reach;
 use super::reach::{self, Path};
 use super::rx::{Refusal, Rx};
 use super::shm::{ShmDoor, ShmLink};
@@ -24,7 +25,7 @@ use crate::device::SoftTransport;
 use crate::error::{PostError, QpError};
 use crate::memory::{Exposed, Region};
 use crate::provider::events::ObjectId;
-use crate::provider::{QpAddress, QpConnect, QpInit, QpState, RecvWr, WcStatus, WrChain};
+use crate::provider::{Exposure, QpAddress, QpConnect, QpInit, QpState, RecvWr, WcStatus, WrChain};
 use crate::random::{random_psn, random_u64};
 
 /// A queue pair. Drop destroys it.
@@ -40,7 +41,7 @@ pub(crate) struct SoftQp {
 #[derive(Debug)]
 pub(super) struct QpInner {
     pub(super) device: Arc<SoftDevice>,
-    pub(super) pd: u32,
+    pub(super) reach: Reach,
     pub(super) qp_num: u32,
     pub(super) send_cq: Arc<CqShared>,
     pub(super) recv_cq: Arc<CqShared>,
@@ -161,7 +162,7 @@ impl SoftPd {
         let seed = self.device.seed ^ u64::from(qp_num).wrapping_mul(0x2545_f491_4f6c_dd1d);
         let inner = QpInner {
             device: self.device.clone(),
-            pd: self.id,
+            reach: Reach { pd: self.id, exposure: None },
             qp_num,
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
@@ -249,6 +250,13 @@ impl SoftQp {
         let memory = region.device_memory()?;
         let qp = lock(&self.shared.inner);
         qp.link.shm()?.why_not_lend(memory).map(|why| why.to_string())
+    }
+
+    /// From here on the peer reaches what `exposure` says, and nothing else.
+    pub(crate) fn expose(&self, exposure: Arc<dyn Exposure>) {
+        let replaced = lock(&self.shared.inner).reach.exposure.replace(exposure);
+        // Not under the lock.
+        drop(replaced);
     }
 
     /// What went to and from memory of GPUs.

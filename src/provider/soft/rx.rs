@@ -16,7 +16,7 @@ use std::time::Instant;
 use super::faults::QpFaults;
 use super::frame::{DESC, Desc, HEADER, Header, Nak, Opcode, PREAMBLE, Preamble};
 use super::link::{Link, Stream};
-use super::mr::{MemRange, MrGuard};
+use super::mr::{MemRange, MrGuard, Reach};
 use super::qp::QpInner;
 use super::shm::Reference;
 use super::sq::{Cause, Piece, SendQueue};
@@ -188,7 +188,7 @@ impl Rx {
 
 /// Calls `each` with the memory for `off..+len` of the payload of a checked descriptor.
 pub(super) fn memory_of<'g>(
-    (guard, pd): (&'g MrGuard<'_>, u32),
+    (guard, reach): (&'g MrGuard<'_>, &Reach),
     sq: &SendQueue,
     desc: &Desc,
     target: &Target,
@@ -199,7 +199,7 @@ pub(super) fn memory_of<'g>(
     match *target {
         Target::Nothing | Target::Operands => Ok(()),
         Target::Memory { addr, key, access, recv } => {
-            let range = guard.resolve(key, pd, addr + u64::from(off), len.into(), access);
+            let range = guard.resolve(key, reach, addr + u64::from(off), len.into(), access);
             // It was there when the descriptor was checked: deregistered since.
             let nak = if recv.is_some() { Nak::Operation } else { Nak::Access };
             each(range.ok_or(Stop::refuse(desc, nak))?);
@@ -210,7 +210,7 @@ pub(super) fn memory_of<'g>(
             let mut whole = true;
             sq.pieces(entry, desc.offset + off, len, |piece| {
                 let Piece::Memory { addr, len, key } = piece else { return };
-                match guard.resolve(key, pd, addr, len.into(), AccessFlags::LOCAL_WRITE) {
+                match guard.resolve(key, reach, addr, len.into(), AccessFlags::LOCAL_WRITE) {
                     Some(range) if whole => each(range),
                     _ => whole = false,
                 }
@@ -404,18 +404,26 @@ impl QpInner {
                 let mut bytes = &rx.staged()[..take as usize];
                 let tcp = matches!(self.link, Link::Up(Stream::Tcp(_)));
                 let (landings, staging, mut put) = (&mut self.landings, &mut self.staging, Ok(()));
-                memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
-                    let (now, later) = bytes.split_at(range.len());
-                    if range.device().is_none() {
-                        range.write(now);
-                    } else if put.is_ok() && tcp {
-                        put = staging.copy_in(landings, range, now);
-                    } else if put.is_ok() {
-                        landings.received(now.len() as u64);
-                        put = landings.put(range, now);
-                    }
-                    bytes = later;
-                })?;
+                memory_of(
+                    (&guard, &self.reach),
+                    &self.sq,
+                    &desc,
+                    &rx.targets[rx.at],
+                    rx.off,
+                    take,
+                    |range| {
+                        let (now, later) = bytes.split_at(range.len());
+                        if range.device().is_none() {
+                            range.write(now);
+                        } else if put.is_ok() && tcp {
+                            put = staging.copy_in(landings, range, now);
+                        } else if put.is_ok() {
+                            landings.received(now.len() as u64);
+                            put = landings.put(range, now);
+                        }
+                        bytes = later;
+                    },
+                )?;
                 drop(guard);
                 if let Err(error) = put {
                     tracing::warn!(%error, "payload could not be copied to memory of a GPU");
@@ -484,23 +492,24 @@ impl QpInner {
             }
             // An element more than there is room for ends the list; the next read goes on there.
             let (mut room, mut unable) = (true, false);
-            let taken = memory_of((&guard, self.pd), &self.sq, desc, target, off, desc.len - off, |range| {
-                let Some(memory) = range.device() else {
-                    room = room && vecs.push_range(range);
-                    return;
-                };
-                if !room || unable {
-                    return;
-                }
-                let Some((slot, from)) = Self::room(staging, &space, memory.gpu()) else {
-                    unable = true;
-                    return;
-                };
-                let take = range.len().min(SLOT_BYTES - from - staged);
-                let pushed = vecs.push_slot(slot, from + staged, take);
-                staged += if pushed { take } else { 0 };
-                room = pushed && take == range.len();
-            });
+            let taken =
+                memory_of((&guard, &self.reach), &self.sq, desc, target, off, desc.len - off, |range| {
+                    let Some(memory) = range.device() else {
+                        room = room && vecs.push_range(range);
+                        return;
+                    };
+                    if !room || unable {
+                        return;
+                    }
+                    let Some((slot, from)) = Self::room(staging, &space, memory.gpu()) else {
+                        unable = true;
+                        return;
+                    };
+                    let take = range.len().min(SLOT_BYTES - from - staged);
+                    let pushed = vecs.push_slot(slot, from + staged, take);
+                    staged += if pushed { take } else { 0 };
+                    room = pushed && take == range.len();
+                });
             match taken {
                 _ if unable => return Ok(Err(Stop::unable(desc))),
                 Err(stop) if at == rx.at => return Ok(Err(stop)),

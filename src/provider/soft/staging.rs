@@ -231,7 +231,7 @@ impl QpInner {
         let desc: Desc = rx.descs[rx.at];
         let (landings, mut collected) = (&mut self.landings, Ok(()));
         let guard = self.device.mrs.read();
-        memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, n, |range| {
+        memory_of((&guard, &self.reach), &self.sq, &desc, &rx.targets[rx.at], rx.off, n, |range| {
             if range.device().is_some() && collected.is_ok() {
                 collected = landings.collect_staged(range, slot, at);
                 at += range.len();

@@ -365,7 +365,7 @@ impl QpInner {
                 }
                 Out::Memory { addr, len, key, access } => {
                     let (addr, len) = (addr + off as u64, u64::from(len) - off as u64);
-                    let Some(range) = guard.resolve(key, self.pd, addr, len, access) else {
+                    let Some(range) = guard.resolve(key, &self.reach, addr, len, access) else {
                         // Deregistered under a request in flight. A begun frame cannot be taken back.
                         return Err(io::ErrorKind::PermissionDenied.into());
                     };
@@ -639,7 +639,7 @@ impl QpInner {
         let guard = self.device.mrs.read();
         let frame = &mut self.tx.frame;
         let Some(range) =
-            guard.resolve(key, self.pd, addr, len.into(), access).filter(|r| r.device().is_some())
+            guard.resolve(key, &self.reach, addr, len.into(), access).filter(|r| r.device().is_some())
         else {
             frame.push_memory(addr, len, key, access);
             return true;

@@ -217,13 +217,18 @@ pub(crate) fn erdma_compat() -> Root {
 
 /// A ConnectX card on RoCE, with two addresses in two types.
 pub(crate) fn mlx5() -> Root {
+    driven_by("mlx5_core")
+}
+
+/// The same device, of another driver of the kernel.
+pub(crate) fn driven_by(driver: &'static str) -> Root {
     Root::new().device(&Device {
         name: "mlx5_0",
         pci: Some(Pci {
             path: "pci0000:16/0000:16:02.0/0000:17:00.0",
             vendor: "0x15b3",
             device: "0x1021",
-            driver: "mlx5_core",
+            driver,
         }),
         provider: "mlx5",
         node_type: "1: CA\n",

@@ -1,6 +1,6 @@
 //! Hosts that are right, each with what the doctor says of its kind.
 
-use super::{Root, efa, erdma, erdma_compat, mlx5, rxe, siw};
+use super::{Root, driven_by, efa, erdma, erdma_compat, mlx5, rxe, siw};
 use crate::examined::{Wrong, examine};
 
 #[track_caller]
@@ -41,6 +41,36 @@ fn mlx5_with_gpus_is_right_by_dmabuf_and_by_peer_memory() {
         let examined = examine(&root, &["--gpu"]);
         assert_eq!((examined.status, examined.not_ok()), (0, vec![]), "{}", examined.text);
         assert!(examined.check("gpu").summary.contains(way), "{}", examined.text);
+    }
+}
+
+/// A driver that came to it later than the kernel's release is no reason to say so.
+#[test]
+fn dmabuf_is_there_since_the_release_that_its_driver_has_it() {
+    for (driver, release, well) in [
+        ("mlx5_core", "5.11.0", false),
+        ("mlx5_core", "5.12.0", true),
+        ("efa", "5.15.0-1051-aws", false),
+        ("efa", "5.16.0", true),
+        ("ice", "6.2.0", false),
+        ("ice", "6.3.1", true),
+        ("bnxt_en", "6.5.0", false),
+        ("bnxt_en", "6.6.0", true),
+        ("mana", "6.14.0", false),
+        ("mana", "6.15.0", true),
+        ("ionic", "6.17.0", false),
+        ("ionic", "6.18.0", true),
+        ("erdma", "6.18.0", false),
+        // And one that nobody knows.
+        ("zxdh", "6.18.0", false),
+    ] {
+        let root = driven_by(driver).nvidia(true);
+        let root = root.with("proc/sys/kernel/osrelease", &format!("{release}\n"));
+        let gpu = examine(&root, &["--gpu"]).check("gpu");
+        assert_eq!(gpu.verdict == "ok", well, "{driver} on {release}: {}", gpu.summary);
+        let why =
+            if ["erdma", "zxdh"].contains(&driver) { "no device's driver is known" } else { "from Linux" };
+        assert!(well || gpu.summary.contains(why), "{}", gpu.summary);
     }
 }
 

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use landfall::kv::{KvChannel, KvEndpoint, PathReport, PeerIdentity};
 
-use super::data::Setup;
+use super::data::{self, Setup};
 use super::lane::Lane;
 use super::load::Report;
 use super::talk::{self, About, Answer, Ask, Counted, Shape};
+use super::units::show_bytes;
 use crate::device::{DeviceArgs, Side, tcp_device};
 use crate::output::{Error, Usage};
 
@@ -56,6 +57,17 @@ impl Client {
     pub(crate) async fn open(&self, shape: Shape, qps: usize) -> Result<Measured<'_>, Error> {
         shape.check().map_err(Usage)?;
         let blocks = shape.blocks(shape.both, true);
+        // Before memory of this end is taken, which nobody bounds.
+        let (needs, lends) = (data::pool_bytes(&shape, shape.blocks(true, shape.both))?, self.about.limit);
+        if needs > lends {
+            return Err(format!(
+                "the transfers in flight take {} at each end, and the server lends {}; measure smaller or fewer ones, or start it \
+                 with a larger --limit",
+                show_bytes(needs),
+                show_bytes(lends)
+            )
+            .into());
+        }
         let endpoint = if shape.tcp {
             let devices = vec![tcp_device(Side::Connects(self.address))?];
             let admission = self.setup.admission.clone();

@@ -293,5 +293,5 @@ impl Starter {
 }
 
 fn ended(tally: &Tally, error: Error) -> Error {
-    format!("after {} transfers: {}", tally.operations, crate::output::chain(error.as_ref())).into()
+    format!("after {} transfers: {}", tally.operations, landfall::error::chain(error.as_ref())).into()
 }

@@ -17,6 +17,8 @@ pub(crate) struct Series {
 /// Lines over a logarithmic horizontal axis.
 pub(crate) struct Lines {
     pub(crate) title: String,
+    /// What was measured, under the title.
+    pub(crate) about: String,
     pub(crate) x: &'static str,
     pub(crate) y: &'static str,
     /// The label of a place on the horizontal axis.
@@ -35,26 +37,27 @@ pub(crate) struct Bar {
 /// Horizontal bars, one under the other.
 pub(crate) struct Bars {
     pub(crate) title: String,
+    pub(crate) about: String,
     pub(crate) unit: &'static str,
     pub(crate) bars: Vec<Bar>,
 }
 
 const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 340.0;
-/// Around the field of a diagram: left, right, top, bottom.
-const LEFT: f64 = 66.0;
-const RIGHT: f64 = 28.0;
-const TOP: f64 = 56.0;
+const HEIGHT: f64 = 360.0;
+/// Around the field of a diagram: left, right, top, bottom. There is room for the labels of its corners.
+const LEFT: f64 = 76.0;
+const RIGHT: f64 = 40.0;
+const TOP: f64 = 78.0;
 const BOTTOM: f64 = 52.0;
 
 /// Colours that can be told apart by those who see few of them (Okabe and Ito), a little lighter on dark paper.
 const STYLE: &str = "\
 <style>
-text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:14px;font-weight:600}.paper{fill:#fff}
+text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:15px;font-weight:600}.about{fill:#666}.paper{fill:#fff}
 .grid{stroke:#ddd;stroke-width:1}.axis{stroke:#888;stroke-width:1}.line{fill:none;stroke-width:2}.dashed{stroke-dasharray:5 4}
 .s0{stroke:#0072b2}.s1{stroke:#d55e00}.s2{stroke:#009e73}.s3{stroke:#cc79a7}
 .d0{fill:#0072b2}.d1{fill:#d55e00}.d2{fill:#009e73}.d3{fill:#cc79a7}.bar{fill:#7fb2d6}.best{fill:#d55e00}
-@media (prefers-color-scheme:dark){text{fill:#ddd}.paper{fill:#16191d}.grid{stroke:#333}.axis{stroke:#888}
+@media (prefers-color-scheme:dark){text{fill:#ddd}.about{fill:#aaa}.paper{fill:#16191d}.grid{stroke:#333}.axis{stroke:#888}
 .s0{stroke:#56b4e9}.s1{stroke:#f0884a}.s2{stroke:#3dc79b}.s3{stroke:#e0a3c4}
 .d0{fill:#56b4e9}.d1{fill:#f0884a}.d2{fill:#3dc79b}.d3{fill:#e0a3c4}.bar{fill:#3f6f91}.best{fill:#f0884a}}
 </style>
@@ -143,7 +146,8 @@ impl Lines {
         let bottom = HEIGHT - BOTTOM;
         let x_at = |v: f64| LEFT + x_axis.at(v) * (right - LEFT);
         let y_at = |v: f64| bottom - y_axis.at(v) * (bottom - TOP);
-        text(out, LEFT, 20.0, "start", "title", &self.title);
+        text(out, LEFT, 22.0, "start", "title", &self.title);
+        text(out, LEFT, 40.0, "start", "about", &self.about);
         for &tick in &y_axis.ticks {
             let y = y_at(tick);
             let _ = writeln!(
@@ -190,8 +194,8 @@ impl Lines {
             if !path.is_empty() {
                 let _ = writeln!(out, "<path class=\"line s{colour}{dashed}\" d=\"{path}\"/>");
             }
-            let _ = writeln!(out, "<path class=\"line s{colour}{dashed}\" d=\"M{legend:.1} 38h22\"/>");
-            text(out, legend + 28.0, 42.0, "start", "", &series.name);
+            let _ = writeln!(out, "<path class=\"line s{colour}{dashed}\" d=\"M{legend:.1} 60h22\"/>");
+            text(out, legend + 28.0, 64.0, "start", "", &series.name);
             legend += 28.0 + 7.0 * series.name.chars().count() as f64 + 18.0;
         }
     }
@@ -200,27 +204,29 @@ impl Lines {
 impl Bars {
     pub(crate) fn document(&self) -> String {
         const EACH: f64 = 20.0;
+        const HEAD: f64 = 54.0;
         let longest = self.bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0) as f64;
         let left = (longest * 7.0 + 16.0).min(WIDTH * 0.6);
-        let height = 48.0 + EACH * self.bars.len() as f64 + 28.0;
+        let height = HEAD + 6.0 + EACH * self.bars.len() as f64 + 28.0;
         let greatest = self.bars.iter().map(|bar| bar.value).fold(f64::MIN_POSITIVE, f64::max);
         let axis = Axis::linear(greatest);
         let right = WIDTH - 56.0;
         let x_at = |v: f64| left + axis.at(v) * (right - left);
         let mut body = String::new();
-        text(&mut body, 8.0, 20.0, "start", "title", &self.title);
+        text(&mut body, 8.0, 22.0, "start", "title", &self.title);
+        text(&mut body, 8.0, 40.0, "start", "about", &self.about);
         let bottom = height - 24.0;
         for &tick in &axis.ticks {
             let x = x_at(tick);
             let _ = writeln!(
                 body,
-                "<line class=\"grid\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"34\" y2=\"{bottom}\"/>"
+                "<line class=\"grid\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{HEAD}\" y2=\"{bottom}\"/>"
             );
             text(&mut body, x, height - 8.0, "middle", "", &digits(tick));
         }
         text(&mut body, WIDTH - 8.0, height - 8.0, "end", "", self.unit);
         for (n, bar) in self.bars.iter().enumerate() {
-            let y = 40.0 + EACH * n as f64;
+            let y = HEAD + 4.0 + EACH * n as f64;
             let class = if bar.best { "best" } else { "bar" };
             let wide = (x_at(bar.value) - left).max(0.0);
             text(&mut body, left - 8.0, y + 12.0, "end", "", &bar.name);
@@ -281,6 +287,7 @@ mod tests {
     fn text_of_others_is_escaped() {
         let diagram = Lines {
             title: "a<b> & \"c\"\u{7}".to_owned(),
+            about: String::new(),
             x: "x",
             y: "y",
             label: |v| v.to_string(),
@@ -298,11 +305,59 @@ mod tests {
         let series = || vec![Series { name: "s".to_owned(), points: points.clone(), dashed: false }];
         for log_y in [false, true] {
             let (title, label): (_, fn(f64) -> String) = (String::new(), |v| v.to_string());
-            let svg = document(&[Lines { title, x: "x", y: "y", label, log_y, series: series() }]);
+            let about = String::new();
+            let svg = document(&[Lines { title, about, x: "x", y: "y", label, log_y, series: series() }]);
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
             assert_eq!(svg.matches("<circle").count(), 1);
         }
-        let none = Bars { title: String::new(), unit: "GB/s", bars: vec![] }.document();
+        let (title, about) = (String::new(), String::new());
+        let none = Bars { title, about, unit: "GB/s", bars: vec![] }.document();
         assert!(!none.contains("NaN") && !none.contains("inf"), "{none}");
+    }
+
+    /// Where each text begins and ends, at a width of 7 for a character, which is more than a 12 px one has.
+    fn extents(svg: &str) -> Vec<(String, f64, f64)> {
+        let attribute = |text: &str, name: &str| -> Option<String> {
+            let (_, rest) = text.split_once(&format!(" {name}=\""))?;
+            Some(rest.split_once('"')?.0.to_owned())
+        };
+        let texts = svg.lines().filter(|line| line.starts_with("<text"));
+        let placed = texts.filter_map(|line| {
+            let x: f64 = attribute(line, "x")?.parse().ok()?;
+            let content = line.split_once('>')?.1.split_once('<')?.0.to_owned();
+            let wide = 7.0 * content.chars().count() as f64;
+            let from = match attribute(line, "text-anchor")?.as_str() {
+                "start" => x,
+                "middle" => x - wide / 2.0,
+                _ => x - wide,
+            };
+            Some((content, from, from + wide))
+        });
+        placed.collect()
+    }
+
+    #[test]
+    fn no_label_is_cut_off_at_the_edge() {
+        let points: Vec<_> = (1..=25).map(|n| (f64::from(1u32 << n), 12_345.0 * f64::from(n))).collect();
+        for log_y in [false, true] {
+            let series =
+                vec![Series { name: "landed p50".to_owned(), points: points.clone(), dashed: false }];
+            let svg = document(&[Lines {
+                title: "Bandwidth of writes by size".to_owned(),
+                about: "over tcp (soft-default), 1 queue pair".to_owned(),
+                x: "bytes of a transfer",
+                y: "GB/s",
+                label: |bytes| super::super::units::show_bytes(bytes as u64),
+                log_y,
+                series,
+            }]);
+            let extents = extents(&svg);
+            assert!(extents.iter().any(|(text, ..)| text == "32 MiB"), "{extents:?}");
+            for (text, from, to) in extents {
+                // The label of the vertical axis is in the first 24.
+                let least = if text.chars().all(|c| c.is_ascii_digit()) { 20.0 } else { 0.0 };
+                assert!(from >= least && to <= WIDTH, "{text}: {from} to {to}");
+            }
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use landfall::error::chain;
 use landfall::kv::{Bootstrap, KvChannel, KvEndpoint, KvListener};
 use tokio::sync::Semaphore;
 
@@ -17,7 +18,7 @@ use super::load::Report;
 use super::talk::{self, About, Answer, Ask, Counted, Shape};
 use super::units::{many, show_bytes};
 use crate::device::{Side, tcp_device};
-use crate::output::{Error, chain};
+use crate::output::Error;
 
 /// How long a client may take to connect the data channel that it asked for.
 const PATIENCE: Duration = Duration::from_secs(20);

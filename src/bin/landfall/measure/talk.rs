@@ -44,6 +44,15 @@ impl Op {
             Self::Send => "send",
         }
     }
+
+    /// In words.
+    pub(crate) fn plural(self) -> &'static str {
+        match self {
+            Self::Write => "writes",
+            Self::Read => "reads",
+            Self::Send => "messages",
+        }
+    }
 }
 
 /// How a read is done.

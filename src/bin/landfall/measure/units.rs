@@ -29,7 +29,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err("a time, as 2, 0.5, 200ms or 1m".to_owned()),
     };
     let number: f64 = number.parse().map_err(|_| "a time, as 2, 0.5, 200ms or 1m".to_owned())?;
-    Duration::try_from_secs_f64(number * scale).map_err(|_| "too long a time".to_owned())
+    match Duration::try_from_secs_f64(number * scale) {
+        Ok(Duration::ZERO) => Err("a time above 0".to_owned()),
+        Ok(time) => Ok(time),
+        Err(_) => Err("too long a time".to_owned()),
+    }
 }
 
 /// `64 KiB` where it is a whole number of those, else `1000 B`.

@@ -1,22 +1,25 @@
 //! The exporter's HTTP: as much as a scrape needs, and bounded in everything that a client decides.
 //!
-//! A connection carries one request. A client has five seconds and 8 KiB for its head; 16 are served at once and more
-//! wait; and however many ask, the devices are read at most four times a second.
+//! A connection carries one request. A client has five seconds and 8 KiB for its head; 64 are served at once, and when more come, the
+//! oldest that is not being answered gives way; and however many ask, the devices are read at most four times a second.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use landfall::device::PortInfo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
+use tokio::task::AbortHandle;
 
 use super::Watched;
 use super::prometheus::{self, Scrape};
 use crate::output::{Error, Output, complain};
 
-const CLIENTS: usize = 16;
+const CLIENTS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
 const MAX_HEAD: usize = 8 << 10;
 /// What a client may send beyond its request, so that closing does not reset the connection before it has the answer.
@@ -25,6 +28,13 @@ const FRESH: Duration = Duration::from_millis(250);
 
 /// What was read last, and when.
 type Cache = Arc<Mutex<Option<(Instant, Arc<str>)>>>;
+
+/// A client that is served.
+struct Client {
+    task: AbortHandle,
+    /// It has asked, and has no answer yet.
+    asked: Arc<AtomicBool>,
+}
 
 pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output) -> Result<(), Error> {
     let listener =
@@ -35,9 +45,9 @@ pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output
     } else {
         output.print(&format!("{url}\n"))?;
     }
-    let (places, cache, watched) = (Arc::new(Semaphore::new(CLIENTS)), Cache::default(), Arc::new(watched));
+    let (cache, watched) = (Cache::default(), Arc::new(watched));
+    let mut clients: VecDeque<Client> = VecDeque::new();
     loop {
-        let place = places.clone().acquire_owned().await?;
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -47,17 +57,32 @@ pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output
                 continue;
             }
         };
-        let (cache, watched) = (cache.clone(), watched.clone());
-        tokio::spawn(async move {
+        clients.retain(|client| !client.task.is_finished());
+        if clients.len() >= CLIENTS {
+            let idle = clients.iter().position(|client| !client.asked.load(Ordering::Relaxed));
+            if let Some(client) = clients.remove(idle.unwrap_or(0)) {
+                client.task.abort();
+            }
+        }
+        let (cache, watched, asked) = (cache.clone(), watched.clone(), Arc::new(AtomicBool::new(false)));
+        let asks = asked.clone();
+        let task = tokio::spawn(async move {
             // A client that is slow, or gone, is its own affair.
-            let _ = tokio::time::timeout(PATIENCE, answer(stream, &cache, watched)).await;
-            drop(place);
+            let _ = tokio::time::timeout(PATIENCE, answer(stream, &asks, &cache, watched)).await;
         });
+        clients.push_back(Client { task: task.abort_handle(), asked });
     }
 }
 
-async fn answer(mut stream: TcpStream, cache: &Cache, watched: Arc<Watched>) -> std::io::Result<()> {
-    let response = match request(&mut stream).await? {
+async fn answer(
+    mut stream: TcpStream,
+    asked: &AtomicBool,
+    cache: &Cache,
+    watched: Arc<Watched>,
+) -> std::io::Result<()> {
+    let request = request(&mut stream).await?;
+    asked.store(true, Ordering::Relaxed);
+    let response = match request {
         Request::Get { path, body } => match path.as_str() {
             "/metrics" => Response::ok(metrics(cache, move || scrape(&watched)).await, body),
             "/" => Response::ok("landfall watch: the counters are at /metrics\n".into(), body),
@@ -71,6 +96,7 @@ async fn answer(mut stream: TcpStream, cache: &Cache, watched: Arc<Watched>) -> 
     };
     stream.write_all(response.text().as_bytes()).await?;
     stream.shutdown().await?;
+    asked.store(false, Ordering::Relaxed);
     tokio::io::copy(&mut stream.take(MAX_REST), &mut tokio::io::sink()).await?;
     Ok(())
 }

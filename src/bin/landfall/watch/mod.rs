@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use landfall::counters::{CounterPort, PortTotals, Sysfs};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::output::{Error, Outcome, Output, Usage};
+use crate::stop::Stop;
 use rates::PortRates;
 
 /// Watch the counters of devices: rates and errors, as a table on a terminal, as lines elsewhere
@@ -83,13 +83,10 @@ pub(crate) fn run(args: &Args, output: &Output) -> Result<Outcome, Error> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
-        // The first process of a container does not end by signals that it does not handle.
-        let (mut interrupted, mut terminated) =
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let stop = Stop::watch()?;
         tokio::select! {
             ended = watch(args, watched, output) => ended,
-            _ = interrupted.recv() => Ok(()),
-            _ = terminated.recv() => Ok(()),
+            () = stop.told() => Ok(()),
         }
     });
     // A reading that is under way is not waited for: a device may be slow to answer.

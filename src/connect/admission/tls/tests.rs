@@ -138,6 +138,51 @@ async fn b1_peers_know_each_other_by_the_names_in_their_certificates() {
     assert_eq!((server.unwrap(), client.unwrap()), names);
 }
 
+/// Two certificates for one address, and no other name: two peers.
+#[tokio::test]
+async fn k6_certificates_without_names_are_known_by_themselves() {
+    let decode = Admission::Tls(tls("decode"));
+    let mut met = Vec::new();
+    for name in ["nameless", "nameless-2", "nameless"] {
+        let files = Files::of(name);
+        let (server, client) = both(&decode, &Admission::Tls(files.load().unwrap())).await;
+        client.unwrap();
+        met.push(server.unwrap());
+        // As `openssl x509 -fingerprint -sha256` has it.
+        let pem = std::fs::read(files.0.join("cert")).unwrap();
+        let expected = fingerprint(&CertificateDer::from_pem_slice(&pem).unwrap());
+        assert_eq!(met.last(), Some(&named(&[&expected])));
+        // It can be asked for by that.
+        let only = Admission::Tls(tls("decode").peers([expected]));
+        let (server, _) = both(&only, &Admission::Tls(files.load().unwrap())).await;
+        server.unwrap();
+    }
+    assert!(met[0].may_be(&met[2]) && !met[0].may_be(&met[1]), "{met:?}");
+}
+
+#[test]
+fn b1_the_case_of_a_uri_matters_behind_its_host() {
+    for (given, same) in [
+        ("DECODE-0.Example", "decode-0.example"),
+        ("SPIFFE://Cluster.Local/ns/Prod/sa/A", "spiffe://cluster.local/ns/Prod/sa/A"),
+        ("spiffe://Cluster", "spiffe://cluster"),
+        ("https://User@Host:80/P?Q#F", "https://User@host:80/P?Q#F"),
+        ("https://Host?A@B", "https://host?A@B"),
+        ("URN:example:A", "urn:example:A"),
+    ] {
+        assert_eq!(canonical(given), same);
+        assert_eq!(canonical(same), same);
+    }
+    let prefill = |peer: &str| tls("decode").peers([peer]).identity(chain("prefill").as_deref());
+    assert!(prefill("SPIFFE://CLUSTER/prefill").is_ok());
+    let refused = prefill("spiffe://cluster/Prefill");
+    assert!(matches!(refused, Err(ConnectError::NotAdmitted { .. })), "{refused:?}");
+}
+
+fn chain(name: &str) -> Option<Vec<CertificateDer<'static>>> {
+    Some(certificates(&certs().join(format!("{name}.pem"))).unwrap())
+}
+
 #[tokio::test]
 async fn b1_certificates_that_are_not_trusted_are_refused_and_both_ends_say_so() {
     // The server does not take the client's.
@@ -216,7 +261,9 @@ fn b1_files_that_are_wrong_are_named() {
     let key = files.0.join("key");
     let mode = |mode| std::fs::set_permissions(&key, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(0o644);
-    assert!(matches!(files.load(), Err(TlsError::Exposed { mode: 0o644, path, .. }) if path == key));
+    assert!(
+        matches!(files.load(), Err(TlsError::Key(SecretFileError::Exposed { mode: 0o644, path, .. })) if path == key)
+    );
     mode(0o600);
     assert!(files.load().is_ok());
     std::fs::write(&key, "no key").unwrap();
@@ -231,7 +278,6 @@ fn b1_files_that_are_wrong_are_named() {
     assert!(!shown.contains("PRIVATE") && shown.contains("cert"), "{shown}");
 }
 
-/// Nothing, garbage, a handshake byte by byte, half of one: each ends by itself or at its deadline, and nobody else notices.
 #[test]
 fn b1_tls_that_does_not_say_that_it_is_landfall_is_refused() {
     assert!(speaks_landfall(Some(ALPN)).is_ok());
@@ -240,6 +286,7 @@ fn b1_tls_that_does_not_say_that_it_is_landfall_is_refused() {
     }
 }
 
+/// Nothing, garbage, half of a handshake: each ends by itself or at its deadline, and nobody else notices.
 #[tokio::test]
 async fn b1_whoever_breaks_tls_costs_nobody_else() {
     let l = listener().await;

@@ -72,7 +72,7 @@ impl QpInner {
         };
         let hint = CopyHint::part_of(together);
         let (mut at, landings) = (u64::from(skip), &mut self.landings);
-        memory_of((&guard, self.pd), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
+        memory_of((&guard, &self.reach), &self.sq, &desc, &rx.targets[rx.at], rx.off, take, |range| {
             let next = at + range.len() as u64;
             if copied.is_ok() {
                 copied = if far || range.device().is_some() {

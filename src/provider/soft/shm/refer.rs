@@ -33,7 +33,7 @@ impl QpInner {
         for piece in pieces {
             let Piece::Memory { addr, len, key } = *piece else { return false };
             // One that is not registered any more is found by the ordinary way out.
-            let Some(range) = guard.resolve(key, self.pd, addr, len.into(), access) else { return false };
+            let Some(range) = guard.resolve(key, &self.reach, addr, len.into(), access) else { return false };
             if let Some(memory) = range.device() {
                 if !link.lend_memory(range.mapping(), memory) {
                     return false;
@@ -87,7 +87,7 @@ impl QpInner {
     ) -> Option<String> {
         let guard = self.device.mrs.read();
         let memory = elements.iter().find_map(|e| {
-            guard.resolve(e.lkey, self.pd, e.addr, e.len.into(), access).and_then(|range| range.device())
+            guard.resolve(e.lkey, &self.reach, e.addr, e.len.into(), access).and_then(|range| range.device())
         })?;
         match &self.link {
             Link::Up(Stream::Shm(link)) => link.why_not_lend(memory).map(|why| why.to_string()),
@@ -112,7 +112,7 @@ impl QpInner {
         }
         let guard = self.device.mrs.read();
         let brought = |e: &Sge| {
-            let range = guard.resolve(e.lkey, self.pd, e.addr, e.len.into(), access);
+            let range = guard.resolve(e.lkey, &self.reach, e.addr, e.len.into(), access);
             range.is_some_and(|range| range.memfd().is_none() && range.device().is_none())
         };
         elements.iter().any(brought).then(|| {

@@ -93,7 +93,7 @@ impl Both {
     fn copy(&self, from: u64, to: u64, len: u64, hint: CopyHint) -> Option<()> {
         let guard = self.pd.device.mrs.read();
         let addr = self.target.addr() + to;
-        let range = guard.resolve(self.mr.lkey(), self.pd.id, addr, len, ACCESS).unwrap();
+        let range = guard.registered(self.mr.lkey(), self.pd.id, addr, len, ACCESS).unwrap();
         copy_from(&self.source, from, range, hint)
     }
 }

@@ -207,7 +207,7 @@ impl Target {
         limits: Limits,
     ) -> Result<(), CrossError> {
         let guard = self.pd.device.mrs.read();
-        let range = guard.resolve(self.mr.lkey(), self.pd.id, self.mapping.addr(), len, ACCESS).unwrap();
+        let range = guard.registered(self.mr.lkey(), self.pd.id, self.mapping.addr(), len, ACCESS).unwrap();
         reader.read_within(pieces, range, limits)
     }
 
