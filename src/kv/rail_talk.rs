@@ -6,9 +6,10 @@
 //!     connects its own ◀───────────────────────  Answer {queue pairs}, or Refuse {why}
 //!     Ready ──────────────────────────────────▶ uses the rail
 //!     uses the rail ◀──────────────────────────  Go; or whatever comes first on the rail itself
+//!     does not wait any longer to offer ◀──────  PortUp: what had kept the rail down here may be over
 //! ```
 //!
-//! Every message names the attempt, which the client counts; what belongs to an earlier one is ignored. One that is longer than the
+//! Every message but that last one names the attempt, which the client counts; what belongs to an earlier one is ignored. One that is longer than the
 //! protocol carries at once travels in pieces, which may come in any order.
 
 use std::net::SocketAddr;
@@ -49,6 +50,7 @@ pub(crate) enum Talk {
     Go {
         attempt: u32,
     },
+    PortUp,
 }
 
 impl Talk {
@@ -59,6 +61,7 @@ impl Talk {
             | Self::Refuse { attempt, .. }
             | Self::Ready { attempt }
             | Self::Go { attempt } => attempt,
+            Self::PortUp => 0,
         }
     }
 
@@ -69,6 +72,7 @@ impl Talk {
             Self::Refuse { .. } => 3,
             Self::Ready { .. } => 4,
             Self::Go { .. } => 5,
+            Self::PortUp => 6,
         }
     }
 
@@ -101,7 +105,7 @@ impl Talk {
             Self::Refuse { reason, .. } => {
                 Writer(&mut out).raw(cut(reason).as_bytes());
             }
-            Self::Ready { .. } | Self::Go { .. } => {}
+            Self::Ready { .. } | Self::Go { .. } | Self::PortUp => {}
         }
         out
     }
@@ -126,6 +130,7 @@ impl Talk {
             }
             4 => Self::Ready { attempt },
             5 => Self::Go { attempt },
+            6 => Self::PortUp,
             _ => return Err(malformed),
         })
     }
@@ -207,6 +212,7 @@ mod tests {
             Talk::Refuse { attempt: 7, reason: "nö".into() },
             Talk::Ready { attempt: 7 },
             Talk::Go { attempt: 0 },
+            Talk::PortUp,
         ]
     }
 

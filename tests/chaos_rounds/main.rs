@@ -24,6 +24,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use landfall::device::Profile;
+use tokio::signal::unix::{SignalKind, signal};
 
 use coordinator::Coordinator;
 use plan::Plan;
@@ -65,8 +66,15 @@ async fn rounds(args: Args) -> ExitCode {
     let start = Instant::now();
     let mut coordinator = Coordinator::new(verbose);
     let (mut done, mut failed) = (0u64, 0u64);
+    // A long campaign that is ended early still says what it has done, after its round.
+    let asked_to_end = tokio::spawn(async {
+        match signal(SignalKind::terminate()) {
+            Ok(mut terminate) => drop(terminate.recv().await),
+            Err(_) => std::future::pending().await,
+        }
+    });
     for seed in (seed..).take(usize::try_from(args.rounds).unwrap_or(usize::MAX)) {
-        if args.limit.is_some_and(|limit| start.elapsed() >= limit) {
+        if args.limit.is_some_and(|limit| start.elapsed() >= limit) || asked_to_end.is_finished() {
             break;
         }
         let plan = Plan::draw(seed, profile, transport);
