@@ -40,6 +40,7 @@ mod blocks;
 mod bootstrap;
 mod channel;
 mod config;
+mod dialling;
 mod door;
 mod driver;
 mod endpoint;

@@ -12,6 +12,8 @@
 //! [`protocol`].
 
 pub mod api;
+pub mod bounded;
+pub mod chat;
 pub mod cluster;
 pub mod directory;
 pub mod fetch;
@@ -28,6 +30,8 @@ pub(crate) fn http_client() -> reqwest::Client {
     reqwest::Client::builder()
         .pool_max_idle_per_host(0)
         .connect_timeout(std::time::Duration::from_secs(1))
+        // Nobody sends us elsewhere.
+        .redirect(reqwest::redirect::Policy::none())
         .no_proxy()
         .build()
         // Without TLS there is nothing that can be missing.

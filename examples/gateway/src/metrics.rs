@@ -14,6 +14,9 @@ use crate::protocol::Role;
 const BUCKETS: [f64; 16] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 
+/// What carries KV cache.
+const PATHS: [&str; 4] = ["shm", "tcp", "verbs", "mixed"];
+
 /// All counts.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -25,7 +28,7 @@ struct Counts {
     ended: BTreeMap<&'static str, u64>,
     refused: BTreeMap<u16, u64>,
     lost: BTreeMap<&'static str, u64>,
-    kv_bytes: BTreeMap<String, u64>,
+    kv_bytes: BTreeMap<&'static str, u64>,
     tokens: u64,
     ttft: Histogram,
     queued: Histogram,
@@ -62,7 +65,10 @@ impl Metrics {
         counts.prefill.add(under.prefill_ms / 1e3);
         counts.kv_local.add(under.kv.local_us as f64 / 1e6);
         counts.kv_landed.add(under.kv.landed_us as f64 / 1e6);
-        *counts.kv_bytes.entry(under.kv.path.clone()).or_default() += under.kv.bytes;
+        // As a worker says it: of those that there are.
+        let path = PATHS.iter().find(|path| **path == under.kv.path).unwrap_or(&"other");
+        let bytes = counts.kv_bytes.entry(path).or_default();
+        *bytes = bytes.saturating_add(under.kv.bytes);
     }
 
     /// A request has ended: `ok`, `hung_up`, or an error's code.

@@ -18,6 +18,7 @@ use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::LlamaToken;
 
 use crate::api::ChatMessage;
+use crate::chat::{self, Misplaced};
 use crate::fetch::{self, FetchError};
 use crate::protocol::{Sampling, Token};
 
@@ -45,6 +46,15 @@ pub enum ModelError {
         "llama.cpp did not take a state of {bytes} bytes: it is of another model, or longer than the context"
     )]
     NotRestored { bytes: usize },
+    /// A state of another length than was said of it.
+    #[error("the state is one of {got} tokens, and {expected} were announced")]
+    Tokens { got: i64, expected: usize },
+    /// A template that is of no use.
+    #[error(transparent)]
+    Template(#[from] Misplaced),
+    /// What the model makes of the tokens is no numbers.
+    #[error("the model's logit of token {token} is {value}: its state, or its file, is damaged")]
+    Logits { token: usize, value: f32 },
 }
 
 fn llama(what: &'static str) -> impl FnOnce(&dyn std::error::Error) -> ModelError {
@@ -58,6 +68,8 @@ pub struct Model {
     model: LlamaModel,
     backend: LlamaBackend,
     template: LlamaChatTemplate,
+    /// The control tokens, and their names.
+    specials: Vec<(Token, String)>,
     id: String,
 }
 
@@ -74,8 +86,15 @@ impl Model {
         let model = LlamaModel::load_from_file(&backend, &path, &LlamaModelParams::default())
             .map_err(|e| llama("loading the model")(&e))?;
         let template = model.chat_template(None).map_err(|e| llama("the chat template")(&e))?;
+        let vocabulary = model.vocab();
+        let control = vocabulary.tokens().filter(|&token| vocabulary.is_control(token));
+        let named = control.filter_map(|token| {
+            let name = vocabulary.text(token)?.to_str().ok().filter(|name| !name.is_empty())?;
+            Some((token.0, name.to_owned()))
+        });
+        let specials = named.collect();
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
-        Ok(Self { id: format!("{name}@{}", &digest[..12]), model, backend, template })
+        Ok(Self { id: format!("{name}@{}", &digest[..12]), model, backend, template, specials })
     }
 
     /// The file's name, and the beginning of its SHA-256: workers of the same id fit together.
@@ -83,12 +102,28 @@ impl Model {
         &self.id
     }
 
-    /// The tokens of a text, in which names of special tokens count as these.
+    /// The tokens of a text, in which names of special tokens count as these: for who writes the whole prompt.
     pub fn tokens(&self, text: &str) -> Vec<Token> {
-        self.model.vocab().tokenize(text.as_bytes(), false, true).into_iter().map(|t| t.0).collect()
+        self.tokenise(text, true)
     }
 
-    /// The prompt of a conversation, as the model was taught it.
+    fn tokenise(&self, text: &str, special: bool) -> Vec<Token> {
+        self.model.vocab().tokenize(text.as_bytes(), false, special).into_iter().map(|t| t.0).collect()
+    }
+
+    /// The tokens of a conversation, as the model was taught it. What is written in a message is text, and no special token.
+    ///
+    /// # Errors
+    /// [`ModelError::Nul`], and a template that llama.cpp does not know, or that is of no use.
+    pub fn chat_tokens(&self, messages: &[ChatMessage]) -> Result<Vec<Token>, ModelError> {
+        let apply = |marked: &[ChatMessage]| self.chat_prompt(marked);
+        if messages.iter().any(|message| message.content.contains('\0')) {
+            return Err(ModelError::Nul);
+        }
+        chat::tokens(messages, apply, &self.specials, |text| self.tokenise(text, false))
+    }
+
+    /// The prompt of a conversation as text.
     ///
     /// # Errors
     /// [`ModelError::Nul`], and a template that llama.cpp does not know.
@@ -163,8 +198,12 @@ impl Context<'_> {
     }
 
     /// The next token, after the last one that was computed.
-    pub fn sample(&mut self, sampler: &mut Sampler) -> Token {
-        sampler.0.sample(&self.inner, -1).0
+    ///
+    /// # Errors
+    /// [`ModelError::Logits`]: llama.cpp would choose some token all the same.
+    pub fn sample(&mut self, sampler: &mut Sampler) -> Result<Token, ModelError> {
+        check(self.inner.get_logits_ith(-1))?;
+        Ok(sampler.0.sample(&self.inner, -1).0)
     }
 
     /// Forgets the sequence from position `from` on.
@@ -203,11 +242,11 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Makes `state` the sequence's.
+    /// Makes `state` the sequence's, which is to be one of `tokens` tokens.
     ///
     /// # Errors
-    /// [`ModelError::NotRestored`]; the sequence is empty then.
-    pub fn restore(&mut self, state: &[u8]) -> Result<(), ModelError> {
+    /// [`ModelError::NotRestored`], [`ModelError::Tokens`]; the sequence is empty then.
+    pub fn restore(&mut self, state: &[u8], tokens: usize) -> Result<(), ModelError> {
         self.truncate(0)?;
         // SAFETY: llama.cpp reads within the slice's length and checks what it reads against its own shape. That the bytes are
         // a state is the peer's word: workers of one model trust each other.
@@ -216,9 +255,28 @@ impl Context<'_> {
             self.truncate(0)?;
             return Err(ModelError::NotRestored { bytes: state.len() });
         }
+        let got = i64::from(self.inner.kv_cache_seq_pos_max(0)) + 1;
+        if got != tokens as i64 {
+            self.truncate(0)?;
+            return Err(ModelError::Tokens { got, expected: tokens });
+        }
         Ok(())
     }
 }
+
+/// Numbers all of them, one at least that is not −∞ (which some models have for tokens that are never to come).
+fn check(logits: &[f32]) -> Result<(), ModelError> {
+    let wrong = |value: f32| value.is_nan() || value == f32::INFINITY;
+    match logits.iter().position(|&value| wrong(value)) {
+        Some(token) => Err(ModelError::Logits { token, value: logits[token] }),
+        None if logits.iter().any(|value| value.is_finite()) => Ok(()),
+        None => Err(ModelError::Logits { token: 0, value: f32::NEG_INFINITY }),
+    }
+}
+
+/// Below this a temperature is 0. Logits are divided by it: what differs in their last bits would decide, and, smaller still,
+/// they would be infinite.
+const COLDEST: f32 = 1e-5;
 
 /// How the next token is chosen.
 #[derive(Debug)]
@@ -228,11 +286,28 @@ impl Sampler {
     /// The most probable token at temperature 0; else by chance, the same for the same seed. `draw` is the number of tokens
     /// that were drawn before this sampler was made.
     pub fn new(sampling: &Sampling, draw: u32) -> Self {
-        if sampling.temperature <= 0.0 {
+        if sampling.temperature.is_nan() || sampling.temperature < COLDEST || sampling.top_p <= 0.0 {
             return Self(LlamaSampler::greedy());
         }
-        let dist = LlamaSampler::dist(sampling.seed.wrapping_add(draw));
-        Self(LlamaSampler::chain_simple([LlamaSampler::temp(sampling.temperature), dist]))
+        let temperature = LlamaSampler::temp(sampling.temperature);
+        let dist = LlamaSampler::dist(fold(sampling.seed, draw));
+        if sampling.top_p < 1.0 {
+            return Self(LlamaSampler::chain_simple([
+                temperature,
+                LlamaSampler::top_p(sampling.top_p, 1),
+                dist,
+            ]));
+        }
+        Self(LlamaSampler::chain_simple([temperature, dist]))
+    }
+}
+
+/// A seed of llama.cpp's 32 bits; never the one that stands for a random seed there.
+fn fold(seed: u64, draw: u32) -> u32 {
+    let seed = (seed ^ (seed >> 32)) as u32;
+    match seed.wrapping_add(draw) {
+        u32::MAX => 0x5eed,
+        seed => seed,
     }
 }
 
@@ -250,7 +325,7 @@ pub fn generate(
     for (n, chunk) in prompt.chunks(CHUNK).enumerate() {
         context.compute(n * CHUNK, chunk)?;
     }
-    let mut out = vec![context.sample(&mut Sampler::new(sampling, 0))];
+    let mut out = vec![context.sample(&mut Sampler::new(sampling, 0))?];
     let mut sampler = Sampler::new(sampling, 1);
     while out.len() < max_tokens as usize {
         let last = out[out.len() - 1];
@@ -258,7 +333,31 @@ pub fn generate(
             break;
         }
         context.compute(prompt.len() + out.len() - 1, &[last])?;
-        out.push(context.sample(&mut sampler));
+        out.push(context.sample(&mut sampler)?);
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logits_that_are_no_numbers_are_an_error() {
+        assert!(check(&[0.0, -3.5, f32::NEG_INFINITY]).is_ok());
+        for logits in [&[0.0, f32::NAN][..], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 2], &[]] {
+            assert!(matches!(check(logits), Err(ModelError::Logits { .. })), "{logits:?}");
+        }
+    }
+
+    #[test]
+    fn no_seed_is_the_one_that_stands_for_chance() {
+        let seeds = [0, 5, u64::from(u32::MAX), u64::MAX, u64::MAX - 2, 1 << 32];
+        for seed in seeds {
+            for draw in [0, 1] {
+                assert_ne!(fold(seed, draw), u32::MAX, "{seed} {draw}");
+            }
+        }
+        assert_eq!(fold(5, 1), 6);
+    }
 }

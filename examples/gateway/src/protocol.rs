@@ -103,13 +103,15 @@ pub struct Load {
 pub struct Sampling {
     /// 0: the most probable one.
     pub temperature: f32,
+    /// Of the most probable tokens, as many as have this share together; 1: all.
+    pub top_p: f32,
     /// The same seed gives the same answer.
-    pub seed: u32,
+    pub seed: u64,
 }
 
 impl Sampling {
     /// The most probable token, always.
-    pub const GREEDY: Self = Self { temperature: 0.0, seed: 0 };
+    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
 }
 
 /// The text that is continued.
@@ -134,11 +136,25 @@ pub struct PrefillRequest {
     pub decode: SocketAddr,
     /// and the life of it that is meant.
     pub decode_epoch: u64,
+    /// Tokens that it takes, prompt and answer together.
+    pub decode_context: u32,
     /// The time that is left.
     pub timeout_ms: u64,
 }
 
-/// Prefill → gateway: it has landed.
+/// Prefill → gateway, an event a line. One that is silent for long is stuck.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrefillEvent {
+    /// Something was computed since the last event, this prompt or those before it.
+    Working,
+    /// The end: it has landed.
+    Done(PrefillReply),
+    /// The end, and it has not.
+    Failed(Refusal),
+}
+
+/// It has landed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PrefillReply {
     pub prompt_tokens: u32,
@@ -187,8 +203,8 @@ pub struct DecodeRequest {
 pub enum DecodeEvent {
     /// One more token, and the whole characters that it completes.
     Token { token: Token, text: String },
-    /// The end, and what is left of an unfinished character. An answer without it was cut off.
-    Done { finish: Finish, rest: String },
+    /// The end. An answer without it was cut off. Of a character that the last token does not finish, nothing was sent.
+    Done { finish: Finish },
     /// The end, without an answer.
     Failed { fault: Fault, why: String },
 }
@@ -246,8 +262,12 @@ impl Answer {
 pub enum Fault {
     /// The request cannot be served by anybody: it is refused.
     Request,
+    /// It needs more tokens than these two workers take: tried with others that do.
+    TooLong,
     /// No room here now, or draining: tried elsewhere, or later.
     Busy,
+    /// No room at the worker at the other end of the channel.
+    PeerBusy,
     /// The worker at the other end of the channel did not do its part: tried with another.
     Peer,
     /// This worker: tried elsewhere.
@@ -262,12 +282,20 @@ pub enum Fault {
 pub struct Refusal {
     pub fault: Fault,
     pub message: String,
+    /// Tokens that are needed, where it is [`Fault::TooLong`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u32>,
 }
 
 impl Refusal {
     /// Of a `fault`, with the words of an error and its causes.
     pub fn new(fault: Fault, error: &dyn std::error::Error) -> Self {
-        Self { fault, message: words(error) }
+        Self::of(fault, words(error))
+    }
+
+    /// Of a `fault`, in these words.
+    pub fn of(fault: Fault, message: impl Into<String>) -> Self {
+        Self { fault, message: message.into(), tokens: None }
     }
 }
 

@@ -101,20 +101,22 @@ async fn k5_a_frozen_decode_worker_is_left_for_another() {
 
 #[tokio::test]
 async fn k5_with_nobody_to_go_on_a_stream_ends_with_an_error_and_a_request_with_503() {
-    let mut cluster = start(config(1, 1, "auto")).await;
+    let mut config = config(1, 1, "auto");
+    config.gateway.push("--grace=1".into());
+    let mut cluster = start(config).await;
     let mut request = streamed(&prompt(40), MANY);
-    request["timeout"] = json!(20);
+    request["timeout"] = json!(200);
     let mut reading = Reading::new(send(&cluster, &request).await);
     reading.parts(3).await;
     cluster.workers[1].1.kill().await;
     let (_, end) = reading.end().await;
     let End::Error(error) = end else { panic!("{end:?}") };
     assert_eq!(error["type"], "unavailable", "{error}");
-    let mut request = body(&prompt(40), 4);
-    request["timeout"] = json!(1);
-    let response = send(&cluster, &request).await;
+    let response = send(&cluster, &body(&prompt(40), 4)).await;
     assert_eq!(response.status(), 503);
     assert!(response.headers().contains_key("retry-after"));
+    let error: Value = response.json().await.unwrap();
+    assert!(error["error"]["message"].as_str().unwrap().contains("1 and 0 are there"), "{error}");
     let health = client().get(format!("{}/health", cluster.url())).send().await.unwrap();
     assert_eq!(health.status(), 503);
 }
@@ -161,9 +163,12 @@ async fn what_nobody_can_serve_is_refused_with_400() {
     let too_long = body(&prompt(2000), 8);
     let mut two = body("Hello", 8);
     two["n"] = json!(2);
+    // All in one word, and far beyond the context.
+    let one_word = body(&"a".repeat(10_000), 8);
     for (request, word) in [
         (too_long, "the limit is 1024"),
-        (two, "n is 1"),
+        (one_word, "the limit is 1024"),
+        (two, "n is not supported, but for 1"),
         (json!({ "prompt": "x", "max_tokens": 0 }), "max_tokens"),
         (json!({}), "prompt"),
     ] {

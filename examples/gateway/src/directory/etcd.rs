@@ -5,16 +5,23 @@
 //! ```
 //!
 //! A worker whose lease has run out while etcd could not be reached registers again by itself, and a gateway that loses its watch
-//! goes on with those that it knows until it can read again: an outage of etcd stops nobody.
+//! goes on with those that it knows until it can read again, and with those that have not registered again by then for a while
+//! longer: an outage of etcd stops nobody.
+//!
+//! A name is one worker's. Another one of that name waits until the lease has run out, unless it is at the same address: then the
+//! first is gone.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{
-    Client, ConnectOptions, Error, EventType, GetOptions, PutOptions, WatchOptions, WatchStream,
+    Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, PutOptions, Txn, TxnOp,
+    WatchOptions, WatchStream,
 };
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::{Directory, DirectoryError, LEASE, Registration, Task, Watch, Workers, task};
 use crate::protocol::{Worker, words};
@@ -22,6 +29,8 @@ use crate::protocol::{Worker, words};
 const PREFIX: &str = "landfall/gateway/workers/";
 /// Before something that has failed is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
+/// For a name that another worker has, and for workers to register again after an outage.
+const PATIENCE: Duration = Duration::from_secs(3 * LEASE.as_secs());
 
 /// The servers.
 #[derive(Clone, Debug)]
@@ -52,7 +61,17 @@ impl Etcd {
 impl Directory for Etcd {
     async fn register(&self, worker: Worker) -> Result<Registration, DirectoryError> {
         let mut client = self.client().await.map_err(self.error("connecting"))?;
-        let lease = put(&mut client, &worker).await.map_err(self.error("registering"))?;
+        let end = Instant::now() + PATIENCE;
+        let lease = loop {
+            match put(&mut client, &worker).await.map_err(self.error("registering"))? {
+                Put::Lease(lease) => break lease,
+                Put::Taken(by) if Instant::now() >= end => {
+                    return Err(DirectoryError::Taken { name: worker.name, by });
+                }
+                // It may be ourselves, before we were started again.
+                Put::Taken(_) => tokio::time::sleep(PAUSE).await,
+            }
+        };
         let keep = Kept { client: client.clone(), lease };
         let etcd = self.clone();
         Ok(Registration { _keep: Some(task(etcd.keep(keep, worker))) })
@@ -61,7 +80,7 @@ impl Directory for Etcd {
     async fn watch(&self) -> Result<Watch, DirectoryError> {
         let mut client = self.client().await.map_err(self.error("connecting"))?;
         let (known, stream) = read(&mut client).await.map_err(self.error("reading the workers"))?;
-        let (sender, workers) = watch::channel(list(&known));
+        let (sender, workers) = watch::channel(list(known.values()));
         Ok(Watch { workers, _keep: follow_in_background(client, known, stream, sender) })
     }
 }
@@ -93,9 +112,13 @@ impl Etcd {
             loop {
                 tokio::time::sleep(PAUSE).await;
                 match put(&mut kept.client, &worker).await {
-                    Ok(lease) => {
+                    Ok(Put::Lease(lease)) => {
                         kept.lease = lease;
                         break;
+                    }
+                    Ok(Put::Taken(by)) => {
+                        let name = &worker.name;
+                        tracing::warn!(name, %by, "another worker has our name now; give each its own");
                     }
                     Err(error) => tracing::warn!(error = words(&error), "etcd: registering again"),
                 }
@@ -108,13 +131,35 @@ fn key(worker: &Worker) -> String {
     format!("{PREFIX}{}/{}", worker.role, worker.name)
 }
 
-/// Writes the worker under a new lease.
-async fn put(client: &mut Client, worker: &Worker) -> Result<i64, Error> {
+/// What became of a registration.
+enum Put {
+    /// It is there, under this lease.
+    Lease(i64),
+    /// Another worker of that name is, at that address.
+    Taken(SocketAddr),
+}
+
+/// Writes the worker under a new lease, unless another has its name.
+async fn put(client: &mut Client, worker: &Worker) -> Result<Put, Error> {
+    let key = key(worker);
     let lease = client.lease_grant(LEASE.as_secs() as i64, None).await?.id();
-    // Numbers and words: they can always be written.
-    let value = serde_json::to_vec(worker).unwrap_or_default();
-    client.put(key(worker), value, Some(PutOptions::new().with_lease(lease))).await?;
-    Ok(lease)
+    loop {
+        let there = client.get(key.clone(), None).await?;
+        let other = there.kvs().first().and_then(|pair| serde_json::from_slice::<Worker>(pair.value()).ok());
+        if let Some(other) = other.filter(|other| other.http != worker.http) {
+            // A lease that nothing is under runs out by itself.
+            return Ok(Put::Taken(other.http));
+        }
+        // Numbers and words: they can always be written.
+        let value = serde_json::to_vec(worker).unwrap_or_default();
+        let write = TxnOp::put(key.clone(), value, Some(PutOptions::new().with_lease(lease)));
+        // As it was when we looked: of two at once, one looks again.
+        let revision = there.kvs().first().map_or(0, |pair| pair.mod_revision());
+        let same = Compare::mod_revision(key.clone(), CompareOp::Equal, revision);
+        if client.txn(Txn::new().when([same]).and_then([write])).await?.succeeded() {
+            return Ok(Put::Lease(lease));
+        }
+    }
 }
 
 /// Until the lease has run out, or etcd is not reached.
@@ -135,8 +180,8 @@ async fn keep_alive(client: &mut Client, lease: i64) -> Result<(), Error> {
 
 type Known = BTreeMap<Vec<u8>, Worker>;
 
-fn list(known: &Known) -> Workers {
-    Arc::new(known.values().cloned().collect())
+fn list<'a>(workers: impl Iterator<Item = &'a Worker>) -> Workers {
+    Arc::new(workers.cloned().collect())
 }
 
 /// All workers, and a watch from there on.
@@ -164,45 +209,77 @@ fn note(known: &mut Known, key: &[u8], value: &[u8]) {
 
 fn follow_in_background(
     mut client: Client,
-    mut known: Known,
+    known: Known,
     mut stream: WatchStream,
     sender: watch::Sender<Workers>,
 ) -> Task {
     task(async move {
+        let mut view = View { known, missed: Known::new(), until: Instant::now(), sender };
         loop {
-            if let Err(error) = follow(&mut known, &mut stream, &sender).await {
+            if let Err(error) = view.follow(&mut stream).await {
                 tracing::warn!(error = words(&error), "etcd: the watch has ended");
             }
             // What has changed meanwhile is not known: read all again.
-            (known, stream) = loop {
+            let again;
+            (again, stream) = loop {
                 tokio::time::sleep(PAUSE).await;
                 match read(&mut client).await {
                     Ok(again) => break again,
                     Err(error) => tracing::warn!(error = words(&error), "etcd: reading the workers"),
                 }
             };
-            sender.send_replace(list(&known));
+            view.read_again(again);
         }
     })
 }
 
-async fn follow(
-    known: &mut Known,
-    stream: &mut WatchStream,
-    sender: &watch::Sender<Workers>,
-) -> Result<(), Error> {
-    while let Some(changes) = stream.message().await? {
-        if changes.canceled() {
-            return Ok(());
-        }
-        for event in changes.events() {
-            let Some(pair) = event.kv() else { continue };
-            match event.event_type() {
-                EventType::Put => note(known, pair.key(), pair.value()),
-                EventType::Delete => _ = known.remove(pair.key()),
-            }
-        }
-        sender.send_replace(list(known));
+/// What a gateway knows.
+struct View {
+    known: Known,
+    /// Those that were there before an outage and have not registered again. They count as there,
+    missed: Known,
+    /// until then.
+    until: Instant,
+    sender: watch::Sender<Workers>,
+}
+
+impl View {
+    fn read_again(&mut self, again: Known) {
+        let before = std::mem::replace(&mut self.known, again);
+        self.missed.extend(before);
+        self.missed.retain(|key, _| !self.known.contains_key(key));
+        self.until = Instant::now() + PATIENCE;
+        self.tell();
     }
-    Ok(())
+
+    fn tell(&self) {
+        self.sender.send_replace(list(self.known.values().chain(self.missed.values())));
+    }
+
+    /// Until the watch ends.
+    async fn follow(&mut self, stream: &mut WatchStream) -> Result<(), Error> {
+        loop {
+            let changes = tokio::select! {
+                changes = stream.message() => changes?,
+                () = tokio::time::sleep_until(self.until), if !self.missed.is_empty() => {
+                    self.missed.clear();
+                    self.tell();
+                    continue;
+                }
+            };
+            let Some(changes) = changes else { return Ok(()) };
+            if changes.canceled() {
+                return Ok(());
+            }
+            for event in changes.events() {
+                let Some(pair) = event.kv() else { continue };
+                self.missed.remove(pair.key());
+                match event.event_type() {
+                    EventType::Put => note(&mut self.known, pair.key(), pair.value()),
+                    EventType::Delete => _ = self.known.remove(pair.key()),
+                }
+            }
+            self.tell();
+        }
+    }
 }

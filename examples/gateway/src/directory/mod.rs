@@ -11,7 +11,6 @@ pub mod etcd;
 pub mod fixed;
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,6 +91,9 @@ pub enum DirectoryError {
     #[error("this build is without etcd; build with --features etcd")]
     NoEtcd,
     #[cfg(feature = "etcd")]
+    #[error("there is a worker of the name {name} already, at {by}; give each a name of its own")]
+    Taken { name: String, by: std::net::SocketAddr },
+    #[cfg(feature = "etcd")]
     #[error("etcd at {servers}: {what}")]
     Etcd {
         servers: String,
@@ -105,9 +107,35 @@ pub enum DirectoryError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DirectoryUri {
     /// Addresses of workers; none, for a worker itself.
-    Static(Vec<SocketAddr>),
+    Static(Vec<HostPort>),
     /// Addresses of etcd's servers.
     Etcd(Vec<String>),
+}
+
+/// `HOST:PORT`, where the host is a name or an address: a name is looked up each time that it is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort(String);
+
+impl FromStr for HostPort {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (host, port) = text.rsplit_once(':').ok_or(())?;
+        let address = |inside: &str| inside.parse::<std::net::Ipv6Addr>().is_ok();
+        let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+            Some(inside) => address(inside),
+            None => !host.is_empty() && host.chars().all(named),
+        };
+        let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
+        if is_host && is_port { Ok(Self(text.to_owned())) } else { Err(()) }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 impl FromStr for DirectoryUri {
@@ -135,7 +163,7 @@ impl fmt::Display for DirectoryUri {
         match self {
             Self::Static(list) if list.is_empty() => f.write_str("static"),
             Self::Static(list) => {
-                let list: Vec<String> = list.iter().map(SocketAddr::to_string).collect();
+                let list: Vec<String> = list.iter().map(HostPort::to_string).collect();
                 write!(f, "static://{}", list.join(","))
             }
             Self::Etcd(list) => write!(f, "etcd://{}", list.join(",")),
@@ -162,6 +190,33 @@ impl Directory for DirectoryUri {
             Self::Etcd(servers) => etcd::Etcd::new(servers.clone()).watch().await,
             #[cfg(not(feature = "etcd"))]
             Self::Etcd(_) => Err(DirectoryError::NoEtcd),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_list_has_names_and_addresses_with_a_port_each() {
+        let list = "static://10.0.0.1:9000,worker-1.rack_2.example:9001,[fe80::1]:9002";
+        assert_eq!(list.parse::<DirectoryUri>().unwrap().to_string(), list);
+        for wrong in [
+            "static://",
+            "static://host",
+            "static://:9000",
+            "static://host:0",
+            "static://host:65536",
+            "static://a:1,",
+            "static://user@host:1",
+            "static://host/path:1",
+            "static://fe80::1:9002",
+            "static://[host]:1",
+            "redis://host:1",
+        ] {
+            let error = wrong.parse::<DirectoryUri>().unwrap_err();
+            assert!(error.to_string().contains(wrong), "{error}");
         }
     }
 }

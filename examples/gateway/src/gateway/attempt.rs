@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use reqwest::Client;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::fleet::{Pair, Seat};
 use crate::api::Wanted;
+use crate::bounded::{self, BadResponse, Lines};
 use crate::protocol::{
-    DecodeEvent, DecodeRequest, Fault, Finish, PrefillReply, PrefillRequest, Refusal, Token, Worker, words,
+    DecodeEvent, DecodeRequest, Fault, Finish, PrefillEvent, PrefillReply, PrefillRequest, Refusal, Role,
+    Token, Worker, words,
 };
 
 /// Why an attempt ended without an answer.
@@ -19,9 +20,12 @@ pub enum AttemptError {
     /// The request cannot be served by anybody.
     #[error("{0}")]
     Refused(String),
-    /// The workers had no room after all.
-    #[error("no room: {0}")]
-    Busy(String),
+    /// It needs so many tokens, which these workers do not take.
+    #[error("{0} tokens are needed")]
+    TooLong(u32),
+    /// A worker had no room after all.
+    #[error("no room at a {role} worker: {why}")]
+    Busy { role: Role, why: String },
     /// A worker failed.
     #[error("{worker} failed: {why}")]
     Lost {
@@ -32,9 +36,9 @@ pub enum AttemptError {
         answers: bool,
         why: String,
     },
-    /// What a worker says of the one at the other end of the channel.
-    #[error("the worker at the other end of the channel failed: {0}")]
-    Peer(String),
+    /// What a worker says of the one at the other end of the channel. Either may be at fault.
+    #[error("the {by} worker says of the other: {why}")]
+    Accused { by: Role, why: String },
     /// The time was over.
     #[error("the time was over")]
     Deadline,
@@ -49,7 +53,7 @@ pub enum AttemptError {
 /// What an attempt tells while it runs.
 pub trait Listener {
     /// It has landed, and generation begins.
-    fn landed(&mut self, reply: &PrefillReply);
+    fn landed(&mut self, model: &str, reply: &PrefillReply);
 
     /// A token.
     ///
@@ -58,7 +62,15 @@ pub trait Listener {
     fn token(&mut self, token: Token, text: String) -> Result<(), AttemptError>;
 }
 
-/// Runs one. The answer's tokens go to `listener`; what is left of an unfinished character, and why it ended, come back.
+/// How long an attempt may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub deadline: Instant,
+    /// A worker that is silent for so long in the middle of a request is stuck.
+    pub stall: Duration,
+}
+
+/// Runs one. The answer's tokens go to `listener`; why it ended comes back.
 ///
 /// # Errors
 /// [`AttemptError`].
@@ -69,15 +81,15 @@ pub async fn run(
     client: &Client,
     wanted: &Wanted,
     pair: Pair,
-    deadline: Instant,
+    limits: Limits,
     listener: &mut impl Listener,
-) -> Result<(Finish, String), AttemptError> {
+) -> Result<Finish, AttemptError> {
     let Pair { prefill, decode } = pair;
     let Some(kv) = decode.worker.kv else {
-        return Err(lost(&decode.worker, "it has no endpoint"));
+        return Err(failed(&decode.worker, "it has no endpoint"));
     };
     let attempt = attempt_number()?;
-    let left = || deadline.saturating_duration_since(Instant::now()).as_millis() as u64;
+    let left = || limits.deadline.saturating_duration_since(Instant::now()).as_millis() as u64;
     let mut release = Release { client, worker: &decode.worker, attempt, armed: true };
     let request = PrefillRequest {
         attempt,
@@ -86,16 +98,22 @@ pub async fn run(
         sampling: wanted.sampling,
         decode: kv,
         decode_epoch: decode.worker.epoch,
+        decode_context: decode.worker.context,
         timeout_ms: left(),
     };
-    let reply: PrefillReply = guarded(deadline, &[&prefill, &decode], async {
-        let response = post(client, &prefill.worker, "prefill", &request).await?;
-        let whole = response.json().await;
-        whole.map_err(|error| lost(&prefill.worker, words(&error)))
+    let worker = &*prefill.worker;
+    let reply = guarded(limits.deadline, &[&prefill, &decode], async {
+        let mut events = post(client, worker, "prefill", &request, limits.stall).await?;
+        loop {
+            match events.next().await.map_err(|error| broken(worker, error))? {
+                Some(PrefillEvent::Working) => {}
+                Some(PrefillEvent::Done(reply)) => return Ok(reply),
+                Some(PrefillEvent::Failed(refusal)) => return Err(refused(worker, refusal)),
+                None => return Err(lost(worker, "its answer was cut off")),
+            }
+        }
     })
-    .await
-    // At fault is the worker at the other end of the channel.
-    .map_err(|error| blame(error, &decode.worker))?;
+    .await?;
     drop(prefill);
     let request = DecodeRequest {
         attempt,
@@ -106,33 +124,43 @@ pub async fn run(
         sampling: wanted.sampling,
         timeout_ms: left(),
     };
-    guarded(deadline, &[&decode], async {
-        let response = post(client, &decode.worker, "decode", &request).await;
-        let response = response.map_err(|error| blame(error, &decode.worker))?;
+    let worker = &*decode.worker;
+    guarded(limits.deadline, &[&decode], async {
+        let mut events = post(client, worker, "decode", &request, limits.stall).await?;
         // From here on the attempt's end is that of the connection.
         release.armed = false;
-        listener.landed(&reply);
-        let mut parts = response.bytes_stream();
-        let mut buffer = Vec::new();
-        while let Some(part) = parts.next().await {
-            buffer.extend_from_slice(&part.map_err(|error| lost(&decode.worker, words(&error)))?);
-            while let Some(end) = buffer.iter().position(|&byte| byte == b'\n') {
-                let line: Vec<u8> = buffer.drain(..=end).collect();
-                match serde_json::from_slice(&line) {
-                    Ok(DecodeEvent::Token { token, text }) => listener.token(token, text)?,
-                    Ok(DecodeEvent::Done { finish, rest }) => return Ok((finish, rest)),
-                    Ok(DecodeEvent::Failed { fault: Fault::Deadline, .. }) => {
-                        return Err(AttemptError::Deadline);
-                    }
-                    Ok(DecodeEvent::Failed { why, .. }) => return Err(failed(&decode.worker, why)),
-                    Err(error) => return Err(lost(&decode.worker, words(&error))),
+        listener.landed(&worker.model, &reply);
+        let mut more = wanted.max_tokens;
+        loop {
+            match events.next().await.map_err(|error| broken(worker, error))? {
+                Some(DecodeEvent::Token { .. }) if more == 0 => {
+                    return Err(failed(worker, format!("it gives more than {} tokens", wanted.max_tokens)));
                 }
+                Some(DecodeEvent::Token { token, text }) => {
+                    more -= 1;
+                    listener.token(token, text)?;
+                }
+                Some(DecodeEvent::Done { finish }) => return Ok(finish),
+                Some(DecodeEvent::Failed { fault, why }) => {
+                    return Err(refused(worker, Refusal::of(fault, why)));
+                }
+                None => return Err(lost(worker, "its answer was cut off")),
             }
         }
-        Err(lost(&decode.worker, "its answer was cut off"))
     })
     .await
 }
+
+/// Whether a worker answers, in the life that is meant: what another says of it is not proof that it does not.
+pub async fn answers(client: &Client, worker: &Worker) -> bool {
+    let ask = async {
+        let response = client.get(format!("http://{}/v1/worker", worker.http)).send().await.ok()?;
+        bounded::whole::<Worker>(response, PROBE).await.ok()
+    };
+    matches!(tokio::time::timeout(PROBE, ask).await, Ok(Some(now)) if now.epoch == worker.epoch)
+}
+
+const PROBE: Duration = Duration::from_secs(1);
 
 /// Until the deadline, or until one of the workers' lives ends.
 async fn guarded<T>(
@@ -159,24 +187,42 @@ async fn post(
     worker: &Worker,
     what: &str,
     body: &(impl Serialize + Sync),
-) -> Result<reqwest::Response, AttemptError> {
-    let sent = client.post(format!("http://{}/v1/{what}", worker.http)).json(body).send().await;
-    let response = sent.map_err(|error| lost(worker, words(&error)))?;
-    if response.status().is_success() {
-        return Ok(response);
-    }
+    stall: Duration,
+) -> Result<Lines, AttemptError> {
+    let sent = client.post(format!("http://{}/v1/{what}", worker.http)).json(body).send();
+    let sent = tokio::time::timeout(stall, sent).await;
+    let response = sent
+        .map_err(|_| broken(worker, BadResponse::Silent(stall)))?
+        .map_err(|error| lost(worker, words(&error)))?;
     let status = response.status();
-    let refusal: Refusal = match response.json().await {
-        Ok(refusal) => refusal,
-        Err(_) => return Err(lost(worker, format!("it answers with status {status}"))),
-    };
-    Err(match refusal.fault {
-        Fault::Request => AttemptError::Refused(refusal.message),
-        Fault::Busy => AttemptError::Busy(refusal.message),
-        Fault::Deadline => AttemptError::Deadline,
-        Fault::Worker => failed(worker, refusal.message),
-        Fault::Peer => AttemptError::Peer(refusal.message),
-    })
+    if status.is_success() {
+        return Ok(Lines::new(response, stall));
+    }
+    match bounded::whole(response, stall).await {
+        Ok(refusal) => Err(refused(worker, refusal)),
+        Err(_) => Err(lost(worker, format!("it answers with status {status}"))),
+    }
+}
+
+/// What a refusal means for the attempt.
+fn refused(worker: &Worker, refusal: Refusal) -> AttemptError {
+    let Refusal { fault, message: why, tokens } = refusal;
+    let by = worker.role;
+    let other = if by == Role::Prefill { Role::Decode } else { Role::Prefill };
+    match (fault, tokens) {
+        (Fault::Request, _) => AttemptError::Refused(why),
+        (Fault::TooLong, Some(tokens)) => AttemptError::TooLong(tokens),
+        (Fault::TooLong, None) => failed(worker, why),
+        (Fault::Busy, _) => AttemptError::Busy { role: by, why },
+        (Fault::PeerBusy, _) => AttemptError::Busy { role: other, why },
+        (Fault::Peer, _) => AttemptError::Accused { by, why },
+        (Fault::Worker, _) => failed(worker, why),
+        (Fault::Deadline, _) => AttemptError::Deadline,
+    }
+}
+
+fn broken(worker: &Worker, error: BadResponse) -> AttemptError {
+    lost(worker, words(&error))
 }
 
 fn lost(worker: &Worker, why: impl Into<String>) -> AttemptError {
@@ -188,14 +234,6 @@ fn lost(worker: &Worker, why: impl Into<String>) -> AttemptError {
 fn failed(worker: &Worker, why: impl Into<String>) -> AttemptError {
     let (worker, epoch, why) = (worker.name.clone(), worker.epoch, why.into());
     AttemptError::Lost { worker, epoch, answers: true, why }
-}
-
-/// Names the worker that a refusal for the peer's fault is about.
-fn blame(error: AttemptError, worker: &Worker) -> AttemptError {
-    match error {
-        AttemptError::Peer(why) => lost(worker, why),
-        other => other,
-    }
 }
 
 fn attempt_number() -> Result<u64, AttemptError> {

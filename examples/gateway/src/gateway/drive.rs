@@ -11,18 +11,23 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, timeout_at};
 
 use super::Gateway;
-use super::attempt::{self, AttemptError, Listener};
-use super::fleet::{NoSeat, Pair};
+use super::attempt::{self, AttemptError, Limits, Listener};
+use super::fleet::{Need, NoSeat, Pair, Place};
 use super::route::Prefix;
 use crate::api::{ApiError, Underneath, Usage, Wanted};
-use crate::protocol::{Finish, PrefillReply, Token, Transfer, Worker};
+use crate::protocol::{Finish, PrefillReply, Role, Token, Transfer, Worker};
 
 /// Attempts of a request. What fails so often is not the workers' bad luck.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// What a handler is told. The first is `Text` or `Failed`; the last is `Done` or `Failed`.
+/// After workers have accused each other: nothing is known to be broken, and at once it would be the same again.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a handler is told. The first is `Begun` or `Failed`; the last is `Done` or `Failed`.
 #[derive(Debug)]
 pub enum Event {
+    /// There is a token, by this model.
+    Begun(String),
     Text(String),
     Done(Finish, Box<Usage>),
     Failed(ApiError),
@@ -39,6 +44,7 @@ pub async fn run(gateway: Arc<Gateway>, wanted: Wanted, events: UnboundedSender<
         begun,
         deadline,
         seconds,
+        queued: Duration::ZERO,
         answer: Answer::new(events.clone()),
     };
     let end = tokio::select! {
@@ -67,54 +73,93 @@ struct Request<'a> {
     begun: Instant,
     deadline: Instant,
     seconds: f64,
+    /// Waiting for a place, until the first token.
+    queued: Duration,
     answer: Answer,
 }
 
 impl Request<'_> {
     async fn serve(&mut self) -> Result<(Finish, Box<Usage>), ApiError> {
-        let prefix = Prefix::of(&self.wanted.prompt);
-        let (mut avoid, mut attempts, mut queued) = (Vec::new(), 0, None);
+        let mut need = Need {
+            prefix: Prefix::of(&self.wanted.prompt),
+            model: self.wanted.model.clone(),
+            // A token of the prompt there is.
+            tokens: self.wanted.max_tokens.saturating_add(1),
+            avoid: Vec::new(),
+        };
+        let (mut attempts, mut place) = (0, Place::Back);
         loop {
-            let pair = self.pair(prefix, &avoid).await?;
-            queued.get_or_insert_with(|| self.begun.elapsed());
-            attempts += 1;
+            let waiting = Instant::now();
+            let pair = self.pair(&need, place).await?;
             let (prefill, decode) = (pair.prefill.worker.clone(), pair.decode.worker.clone());
-            let client = &self.gateway.client;
+            let (gateway, limits) = (self.gateway, self.limits());
+            place = Place::Front;
             self.answer.again();
-            let ended = attempt::run(client, self.wanted, pair, self.deadline, &mut self.answer).await;
-            let why = match ended {
-                Ok((finish, rest)) => {
-                    self.answer.rest(rest);
-                    let names = (&*prefill, &*decode);
-                    return Ok((finish, self.usage(names, attempts, queued.unwrap_or_default())));
+            let ran = attempt::run(&gateway.client, self.wanted, pair, limits, &mut self.answer).await;
+            // Tokens that the client has are this model's.
+            need.model = self.answer.model.clone().or(need.model);
+            let full = matches!(ran, Err(AttemptError::Busy { .. } | AttemptError::TooLong(_)));
+            if !full {
+                attempts += 1;
+            }
+            if self.answer.first.is_none() && full {
+                self.queued += waiting.elapsed();
+            }
+            let why = match ran {
+                // The client has more of it than there is.
+                Ok(_) if self.answer.given < self.answer.tokens.len() => return Err(diverged()),
+                Ok(finish) => {
+                    self.answer.begin().map_err(|_| ApiError::lost("the client has hung up"))?;
+                    gateway.fleet.well(&prefill);
+                    gateway.fleet.well(&decode);
+                    return Ok((finish, self.usage((&prefill, &decode), attempts)));
                 }
                 Err(AttemptError::Refused(message)) => return Err(ApiError::bad(message)),
                 Err(AttemptError::Deadline) => return Err(ApiError::deadline(self.seconds)),
                 Err(AttemptError::HungUp) => return Err(ApiError::lost("the client has hung up")),
-                Err(AttemptError::Diverged) => {
-                    return Err(ApiError::lost(
-                        "a worker was lost, and the answer of another is a different one; send the request again",
-                    ));
-                }
-                Err(AttemptError::Busy(why)) => {
-                    // The gateway's count is behind the worker's, for a moment.
-                    attempts -= 1;
-                    tracing::debug!(why, "no room after all");
-                    if timeout_at(self.deadline, tokio::time::sleep(Duration::from_millis(20))).await.is_err()
-                    {
-                        return Err(ApiError::deadline(self.seconds));
-                    }
+                Err(AttemptError::Diverged) => return Err(diverged()),
+                Err(AttemptError::TooLong(tokens)) if tokens > prefill.context.min(decode.context) => {
+                    need.tokens = tokens;
                     continue;
                 }
-                Err(AttemptError::Peer(why)) => why,
+                Err(AttemptError::TooLong(tokens)) => {
+                    attempts += 1;
+                    need.avoid.push(prefill.epoch);
+                    format!("{} says that {tokens} tokens are too many, and it takes them", prefill.name)
+                }
+                Err(AttemptError::Busy { role, why }) => {
+                    // The gateway's count is behind the worker's, or another gateway has the place.
+                    let worker = if role == Role::Prefill { &prefill } else { &decode };
+                    tracing::debug!(worker = worker.name, why, "no room after all");
+                    self.look_again(gateway.fleet.full(worker));
+                    continue;
+                }
+                Err(AttemptError::Accused { by, why }) => {
+                    let (accuser, accused) =
+                        if by == Role::Prefill { (&prefill, &decode) } else { (&decode, &prefill) };
+                    tracing::warn!(
+                        accuser = accuser.name,
+                        accused = accused.name,
+                        why,
+                        "one accuses the other"
+                    );
+                    // Which of them it is is not known, unless the one is dead.
+                    if !attempt::answers(&gateway.client, accused).await {
+                        self.look_again(gateway.fleet.suspect(accused));
+                        gateway.metrics.lost(accused.role);
+                    }
+                    need.avoid.extend([accuser.epoch, accused.epoch]);
+                    let _ = timeout_at(self.deadline, tokio::time::sleep(PAUSE * attempts)).await;
+                    format!("{} says of {}: {why}", accuser.name, accused.name)
+                }
                 Err(AttemptError::Lost { worker, epoch, answers, why }) => {
                     tracing::warn!(worker, why, "lost a worker under a request");
                     let failed = if epoch == prefill.epoch { &prefill } else { &decode };
                     if !answers {
-                        self.gateway.fleet.suspect(failed);
+                        self.look_again(gateway.fleet.suspect(failed));
                     }
-                    self.gateway.metrics.lost(failed.role);
-                    avoid.push(epoch);
+                    gateway.metrics.lost(failed.role);
+                    need.avoid.push(epoch);
                     format!("{worker}: {why}")
                 }
             };
@@ -124,36 +169,64 @@ impl Request<'_> {
         }
     }
 
-    async fn pair(&self, prefix: Prefix, avoid: &[u64]) -> Result<Pair, ApiError> {
-        if self.gateway.is_draining() {
-            return Err(ApiError::unavailable("the gateway is shutting down", 1));
-        }
-        let turn = match self.gateway.fleet.acquire(prefix, avoid.to_vec()) {
-            Ok(turn) => turn,
-            Err(NoSeat::Full { waiting, retry_after }) => {
-                return Err(ApiError::overloaded(waiting, retry_after));
-            }
+    fn limits(&self) -> Limits {
+        Limits { deadline: self.deadline, stall: self.gateway.stall() }
+    }
+
+    /// A worker that is left alone is asked again when its time is over, whoever waits by then.
+    fn look_again(&self, after: Duration) {
+        let fleet = self.gateway.fleet.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            fleet.tick();
+        });
+    }
+
+    async fn pair(&mut self, need: &Need, place: Place) -> Result<Pair, ApiError> {
+        let (fleet, begun) = (&self.gateway.fleet, Instant::now());
+        let got = match fleet.acquire(need.clone(), place) {
+            Ok(turn) => timeout_at(self.deadline, turn).await,
+            Err(error) => Ok(Err(error)),
         };
-        match timeout_at(self.deadline, turn).await {
-            Ok(Some(pair)) => Ok(pair),
-            _ => Err(ApiError::unavailable(
-                format!("no prefill and decode worker had room within {} s", self.seconds),
-                self.gateway.fleet.retry_after(),
-            )),
+        if self.answer.first.is_none() {
+            self.queued += begun.elapsed();
+        }
+        let nobody = |prefill, decode| {
+            let of = need.model.as_ref().map_or(String::new(), |model| format!(" of {model}"));
+            ApiError::unavailable(
+                format!(
+                    "there are no prefill and decode workers{of} that fit together: {prefill} and {decode} are \
+                     there in all, and none came within the time that is waited for one"
+                ),
+                fleet.retry_after(),
+            )
+        };
+        match got {
+            Ok(Ok(pair)) => Ok(pair),
+            Ok(Err(NoSeat::Full { waiting, retry_after })) => Err(ApiError::overloaded(waiting, retry_after)),
+            Ok(Err(NoSeat::TooLong { limit })) => {
+                Err(ApiError::too_long(self.wanted.style.prompt(), need.tokens, limit))
+            }
+            Ok(Err(NoSeat::Nobody { prefill, decode })) => Err(nobody(prefill, decode)),
+            Err(_) if !fleet.has(need) => {
+                let levels = fleet.levels();
+                Err(nobody(levels.prefill_workers, levels.decode_workers))
+            }
+            Err(_) => Err(ApiError::deadline_in_queue(self.seconds)),
         }
     }
 
-    fn usage(&self, (prefill, decode): (&Worker, &Worker), attempts: u32, queued: Duration) -> Box<Usage> {
+    fn usage(&self, (prefill, decode): (&Worker, &Worker), attempts: u32) -> Box<Usage> {
         let answer = &self.answer;
         let first = answer.first.unwrap_or_else(Instant::now);
         let (prompt_tokens, completion_tokens) = (answer.prompt_tokens, answer.tokens.len() as u32);
         Box::new(Usage {
             prompt_tokens,
             completion_tokens,
-            total_tokens: prompt_tokens + completion_tokens,
+            total_tokens: prompt_tokens.saturating_add(completion_tokens),
             landfall: Underneath {
                 ttft_ms: milliseconds(first - self.begun),
-                queued_ms: milliseconds(queued),
+                queued_ms: milliseconds(self.queued),
                 prefill_ms: answer.computed_us as f64 / 1e3,
                 cached_tokens: answer.cached_tokens,
                 decode_ms: milliseconds(first.elapsed()),
@@ -167,6 +240,10 @@ impl Request<'_> {
     }
 }
 
+fn diverged() -> ApiError {
+    ApiError::lost("a worker was lost, and the answer of another is a different one; send the request again")
+}
+
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -178,6 +255,10 @@ struct Answer {
     tokens: Vec<Token>,
     /// How many of them this attempt has given.
     given: usize,
+    /// Of the first token.
+    model: Option<String>,
+    /// Of this attempt.
+    landed: String,
     first: Option<Instant>,
     prompt_tokens: u32,
     cached_tokens: u32,
@@ -191,6 +272,8 @@ impl Answer {
             events,
             tokens: Vec::new(),
             given: 0,
+            model: None,
+            landed: String::new(),
             first: None,
             prompt_tokens: 0,
             cached_tokens: 0,
@@ -204,15 +287,19 @@ impl Answer {
         self.given = 0;
     }
 
-    fn rest(&self, text: String) {
-        if !text.is_empty() {
-            let _ = self.events.send(Event::Text(text));
+    /// There is an answer, be it an empty one.
+    fn begin(&mut self) -> Result<(), AttemptError> {
+        if self.model.is_some() {
+            return Ok(());
         }
+        (self.model, self.first) = (Some(self.landed.clone()), Some(Instant::now()));
+        self.events.send(Event::Begun(self.landed.clone())).map_err(|_| AttemptError::HungUp)
     }
 }
 
 impl Listener for Answer {
-    fn landed(&mut self, reply: &PrefillReply) {
+    fn landed(&mut self, model: &str, reply: &PrefillReply) {
+        self.landed = model.to_owned();
         (self.prompt_tokens, self.cached_tokens) = (reply.prompt_tokens, reply.cached_tokens);
         self.computed_us = reply.computed_us;
         self.transfer = Some(reply.transfer.clone());
@@ -224,7 +311,7 @@ impl Listener for Answer {
         if let Some(&had) = self.tokens.get(at) {
             return if had == token { Ok(()) } else { Err(AttemptError::Diverged) };
         }
-        self.first.get_or_insert_with(Instant::now);
+        self.begin()?;
         self.tokens.push(token);
         self.events.send(Event::Text(text)).map_err(|_| AttemptError::HungUp)
     }

@@ -1,9 +1,10 @@
 //! The workers as the gateway sees them, and admission: who waits for a pair of them, in order, and how many may.
 //!
-//! A worker has as many seats as slots. A request gets a seat at a prefill and at a decode worker of one model, or waits; more
-//! than `queue` do not wait. A worker that leaves the directory, or comes back with another epoch, ends its *life*: whoever has
-//! a seat of that life learns it at once.
+//! A worker has as many seats as slots. A request gets a seat at a prefill and at a decode worker that fit what it needs, or waits;
+//! more than `queue` do not wait, and nobody waits longer than `grace` where there are no such workers at all. A worker that leaves
+//! the directory, or comes back with another epoch, ends its *life*: whoever has a seat of that life learns it at once.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,21 +15,30 @@ use tokio_util::sync::CancellationToken;
 use super::route::{Candidate, Prefix, Route};
 use crate::protocol::{Role, Worker};
 
-/// A worker that failed under a request gets no more for so long, unless it comes back with another epoch before.
+/// A worker that failed under a request gets no more for so long, twice as long each further time.
 const SUSPECT: Duration = Duration::from_secs(2);
+/// The same for one that was full though it had a seat.
+const FULL: Duration = Duration::from_millis(50);
+/// That doubles so often at most, until one succeeds there.
+const DOUBLINGS: u32 = 4;
 
 /// All workers, and the queue.
 #[derive(Debug)]
 pub struct Fleet {
     route: Box<dyn Route>,
     queue: usize,
+    grace: Duration,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     members: BTreeMap<(Role, String), Member>,
     waiting: VecDeque<Waiter>,
+    /// Since when there are no two workers that fit together.
+    lacking: Option<Instant>,
+    /// Tokens that any two workers have taken so far.
+    largest: u32,
     /// How long a request has had its seats, smoothed, seconds.
     service: f64,
 }
@@ -37,15 +47,41 @@ struct State {
 struct Member {
     worker: Arc<Worker>,
     in_flight: u32,
-    suspect: Option<Instant>,
+    /// It gets nothing before this.
+    closed: Option<Instant>,
+    /// How often it has failed, and was full, since it did well.
+    failed: u32,
+    full: u32,
     life: CancellationToken,
+}
+
+/// What a request needs.
+#[derive(Clone, Debug)]
+pub struct Need {
+    pub prefix: Prefix,
+    /// A model's id, or its name before the `@`; `None`: any.
+    pub model: Option<String>,
+    /// Tokens, as many as are known of.
+    pub tokens: u32,
+    /// Lives that are taken only where there is no other.
+    pub avoid: Vec<u64>,
+}
+
+/// Where a request stands in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Behind all others, if there is room.
+    Back,
+    /// Before all others: it has had a seat already.
+    Front,
 }
 
 #[derive(Debug)]
 struct Waiter {
-    prefix: Prefix,
-    avoid: Vec<u64>,
-    sender: oneshot::Sender<Pair>,
+    need: Need,
+    /// Since when it is known that there is nobody for it.
+    lacking: Option<Instant>,
+    sender: oneshot::Sender<Result<Pair, NoSeat>>,
 }
 
 /// A seat at each of two workers.
@@ -66,7 +102,7 @@ pub struct Seat {
 }
 
 /// Why there is no seat.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoSeat {
     /// As many wait as may.
     Full {
@@ -74,24 +110,34 @@ pub enum NoSeat {
         /// Seconds after which it may be otherwise.
         retry_after: u64,
     },
+    /// No two workers together take so many tokens, and none have.
+    TooLong { limit: u32 },
+    /// There are no two workers for it, and were not for a while.
+    Nobody {
+        /// Those that there are.
+        prefill: usize,
+        decode: usize,
+    },
 }
 
 impl Fleet {
-    /// With a queue of that length.
-    pub fn new(route: Box<dyn Route>, queue: usize) -> Arc<Self> {
-        Arc::new(Self { route, queue, state: Mutex::default() })
+    /// With a queue of that length. Where there is no worker, requests wait `grace` for one.
+    pub fn new(route: Box<dyn Route>, queue: usize, grace: Duration) -> Arc<Self> {
+        let state = State {
+            members: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            lacking: Some(Instant::now()),
+            largest: 0,
+            service: 0.0,
+        };
+        Arc::new(Self { route, queue, grace, state: Mutex::new(state) })
     }
 
-    /// What the directory says now.
+    /// What the directory says now. Of two workers of one role and name the one that is known stays, or else the first.
     pub fn update(self: &Arc<Self>, workers: &[Worker]) {
         let mut state = self.lock();
         state.members.retain(|(role, name), member| {
-            let still = workers.iter().any(|w| {
-                w.role == *role
-                    && w.name == *name
-                    && w.epoch == member.worker.epoch
-                    && w.http == member.worker.http
-            });
+            let still = workers.iter().any(|w| w.role == *role && w.name == *name && member.is(w));
             if !still {
                 tracing::warn!(worker = name, epoch = member.worker.epoch, "is gone");
                 member.life.cancel();
@@ -99,48 +145,93 @@ impl Fleet {
             still
         });
         for worker in workers {
-            let worker = Arc::new(worker.clone());
-            let member = state.members.entry((worker.role, worker.name.clone())).or_insert_with(|| {
-                tracing::info!(worker = worker.name, epoch = worker.epoch, "is there");
-                Member { worker: worker.clone(), in_flight: 0, suspect: None, life: CancellationToken::new() }
-            });
-            member.worker = worker;
+            match state.members.entry((worker.role, worker.name.clone())) {
+                Entry::Occupied(mut entry) if entry.get().is(worker) => {
+                    entry.get_mut().worker = Arc::new(worker.clone());
+                }
+                Entry::Occupied(entry) => {
+                    let (name, used) = (&worker.name, entry.get().worker.http);
+                    tracing::warn!(name, %used, unused = %worker.http, "two workers have one name; give each its own");
+                }
+                Entry::Vacant(entry) => {
+                    tracing::info!(worker = worker.name, epoch = worker.epoch, "is there");
+                    entry.insert(Member::new(worker.clone()));
+                }
+            }
         }
+        state.largest = state.largest.max(state.limit());
         self.dispatch(state);
     }
 
-    /// A seat at a prefill and a decode worker, when it is this request's turn. Lives in `avoid` are taken only where there
-    /// is no other.
+    /// A seat at a prefill and a decode worker, when it is this request's turn.
     ///
     /// # Errors
-    /// [`NoSeat`], at once.
+    /// [`NoSeat`], at once, or when it is clear.
     ///
     /// # Cancel safety
     /// A dropped wait leaves the queue.
     pub fn acquire(
         self: &Arc<Self>,
-        prefix: Prefix,
-        avoid: Vec<u64>,
-    ) -> Result<impl Future<Output = Option<Pair>> + use<>, NoSeat> {
+        need: Need,
+        place: Place,
+    ) -> Result<impl Future<Output = Result<Pair, NoSeat>> + use<>, NoSeat> {
         let (sender, pair) = oneshot::channel();
         let mut state = self.lock();
         // Whoever has left does not count.
         state.waiting.retain(|waiter| !waiter.sender.is_closed());
-        if state.waiting.len() >= self.queue && !state.has_free() {
-            return Err(NoSeat::Full { waiting: state.waiting.len(), retry_after: state.retry_after() });
+        // A larger one may be on its way back; one that never was is not waited for.
+        if need.tokens > state.largest && state.largest > 0 {
+            return Err(NoSeat::TooLong { limit: state.largest });
         }
-        state.waiting.push_back(Waiter { prefix, avoid, sender });
+        let waiter = Waiter { need, lacking: None, sender };
+        match place {
+            Place::Front => state.waiting.push_front(waiter),
+            Place::Back if state.waiting.len() >= self.queue && !state.has_free() => {
+                return Err(NoSeat::Full { waiting: state.waiting.len(), retry_after: state.retry_after() });
+            }
+            Place::Back => state.waiting.push_back(waiter),
+        }
         self.dispatch(state);
-        Ok(async { pair.await.ok() })
+        // The sender is dropped with the fleet only.
+        Ok(async { pair.await.unwrap_or(Err(NoSeat::Nobody { prefill: 0, decode: 0 })) })
     }
 
-    /// The worker has failed under somebody: it gets nothing for a while.
-    pub fn suspect(&self, worker: &Worker) {
+    /// Whether there are workers for `need`, full or not.
+    pub fn has(&self, need: &Need) -> bool {
+        self.lock().has(need)
+    }
+
+    /// The worker has failed under somebody: it gets nothing for a while. Gives how long that is.
+    pub fn suspect(&self, worker: &Worker) -> Duration {
+        self.close(worker, |member| {
+            member.failed += 1;
+            SUSPECT * (1 << (member.failed - 1).min(DOUBLINGS))
+        })
+    }
+
+    /// The worker says that it is full, though it had a seat: others are asked for a while. Gives how long that is.
+    pub fn full(&self, worker: &Worker) -> Duration {
+        self.close(worker, |member| {
+            member.full += 1;
+            FULL * (1 << (member.full - 1).min(DOUBLINGS))
+        })
+    }
+
+    fn close(&self, worker: &Worker, time: impl FnOnce(&mut Member) -> Duration) -> Duration {
         let mut state = self.lock();
-        if let Some(member) = state.members.get_mut(&(worker.role, worker.name.clone()))
-            && member.worker.epoch == worker.epoch
+        let member = state.members.get_mut(&(worker.role, worker.name.clone()));
+        let Some(member) = member.filter(|member| member.is(worker)) else { return Duration::ZERO };
+        let time = time(member);
+        member.closed = Some(Instant::now() + time);
+        time
+    }
+
+    /// The worker has done what it was asked to.
+    pub fn well(&self, worker: &Worker) {
+        if let Some(member) = self.lock().members.get_mut(&(worker.role, worker.name.clone()))
+            && member.is(worker)
         {
-            member.suspect = Some(Instant::now() + SUSPECT);
+            (member.failed, member.full) = (0, 0);
         }
     }
 
@@ -149,7 +240,7 @@ impl Fleet {
         self.lock().retry_after()
     }
 
-    /// Looks again whether somebody who waits can be served: suspicions end by themselves.
+    /// Looks again whether somebody who waits can be served, or never will: suspicions and patience end by themselves.
     pub fn tick(self: &Arc<Self>) {
         self.dispatch(self.lock());
     }
@@ -183,8 +274,10 @@ impl Fleet {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves who waits, in order, as far as there are seats.
+    /// Serves who waits, in order, as far as there are seats, and refuses whom there is nobody for.
     fn dispatch(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+        let now = Instant::now();
+        state.lacking = if state.limit() > 0 { None } else { state.lacking.or(Some(now)) };
         let mut unused = Vec::new();
         let mut at = 0;
         while at < state.waiting.len() {
@@ -192,13 +285,19 @@ impl Fleet {
                 state.waiting.remove(at);
                 continue;
             }
-            // One that no pair fits must not hold up those behind it.
-            let Some(pair) = self.pair(&mut state, at) else {
-                at += 1;
-                continue;
+            let end = match self.pair(&mut state, at) {
+                Some(pair) => Ok(pair),
+                None => match state.hopeless(at, now, self.grace) {
+                    Some(nobody) => Err(nobody),
+                    // One that no pair fits must not hold up those behind it.
+                    None => {
+                        at += 1;
+                        continue;
+                    }
+                },
             };
             if let Some(waiter) = state.waiting.remove(at)
-                && let Err(pair) = waiter.sender.send(pair)
+                && let Err(Ok(pair)) = waiter.sender.send(end)
             {
                 unused.push(pair);
             }
@@ -209,14 +308,14 @@ impl Fleet {
     }
 
     fn pair(self: &Arc<Self>, state: &mut State, at: usize) -> Option<Pair> {
-        let Waiter { prefix, avoid, .. } = &state.waiting[at];
-        let decode: Vec<&Member> = state.free(Role::Decode).collect();
+        let need = &state.waiting[at].need;
+        let decode: Vec<&Member> = state.free(Role::Decode, need).collect();
         let fits = |a: &Member| decode.iter().any(|b| a.worker.model == b.worker.model);
-        let prefill = others(state.free(Role::Prefill).filter(|m| fits(m)).collect(), avoid);
-        let prefill = choose(&prefill, |candidates| self.route.prefill(*prefix, candidates))?;
+        let prefill = others(state.free(Role::Prefill, need).filter(|m| fits(m)).collect(), &need.avoid);
+        let prefill = choose(&prefill, |candidates| self.route.prefill(need.prefix, candidates))?;
         let decode = decode.into_iter().filter(|m| m.worker.model == prefill.worker.model);
-        let decode = others(decode.collect(), avoid);
-        let decode = choose(&decode, |candidates| self.route.decode(*prefix, candidates))?;
+        let decode = others(decode.collect(), &need.avoid);
+        let decode = choose(&decode, |candidates| self.route.decode(need.prefix, candidates))?;
         let (prefill, decode) = (prefill.worker.clone(), decode.worker.clone());
         Some(Pair { prefill: self.seat(state, prefill), decode: self.seat(state, decode) })
     }
@@ -247,23 +346,83 @@ fn choose<'a>(members: &[&'a Member], by: impl Fn(&[Candidate<'_>]) -> usize) ->
 }
 
 impl Member {
+    fn new(worker: Worker) -> Self {
+        let (worker, life) = (Arc::new(worker), CancellationToken::new());
+        Self { worker, in_flight: 0, closed: None, failed: 0, full: 0, life }
+    }
+
+    /// Whether it is that one, and in that life.
+    fn is(&self, worker: &Worker) -> bool {
+        self.worker.epoch == worker.epoch && self.worker.http == worker.http
+    }
+
     fn is_open(&self) -> bool {
-        !self.worker.draining && self.suspect.is_none_or(|until| until <= Instant::now())
+        !self.worker.draining && self.closed.is_none_or(|until| until <= Instant::now())
+    }
+
+    fn fits(&self, need: &Need) -> bool {
+        self.worker.context >= need.tokens
+            && need.model.as_ref().is_none_or(|asked| is_model(&self.worker.model, asked))
     }
 }
 
+/// Whether `asked` is a model's id, or its name.
+pub fn is_model(id: &str, asked: &str) -> bool {
+    id == asked || id.split_once('@').is_some_and(|(name, _)| name == asked)
+}
+
 impl State {
-    fn free(&self, role: Role) -> impl Iterator<Item = &Member> {
+    fn free<'a>(&'a self, role: Role, need: &'a Need) -> impl Iterator<Item = &'a Member> {
         self.members.values().filter(move |member| {
-            member.worker.role == role && member.is_open() && member.in_flight < member.worker.slots
+            member.worker.role == role
+                && member.is_open()
+                && member.in_flight < member.worker.slots
+                && member.fits(need)
         })
     }
 
     fn has_free(&self) -> bool {
+        let free = |role| {
+            self.members
+                .values()
+                .any(|m| m.worker.role == role && m.is_open() && m.in_flight < m.worker.slots)
+        };
         // Nobody may overtake those who wait.
-        self.waiting.is_empty()
-            && self.free(Role::Prefill).next().is_some()
-            && self.free(Role::Decode).next().is_some()
+        self.waiting.is_empty() && free(Role::Prefill) && free(Role::Decode)
+    }
+
+    /// Pairs of workers that go on taking requests.
+    fn pairs(&self) -> impl Iterator<Item = (&Member, &Member)> {
+        let of = |role| {
+            self.members
+                .values()
+                .filter(move |m| m.worker.role == role && !m.worker.draining && m.worker.slots > 0)
+        };
+        of(Role::Prefill)
+            .flat_map(move |a| of(Role::Decode).map(move |b| (a, b)))
+            .filter(|(a, b)| a.worker.model == b.worker.model)
+    }
+
+    fn has(&self, need: &Need) -> bool {
+        self.pairs().any(|(a, b)| a.fits(need) && b.fits(need))
+    }
+
+    /// The most tokens that any two take; 0 where there are no two.
+    fn limit(&self) -> u32 {
+        self.pairs().map(|(a, b)| a.worker.context.min(b.worker.context)).max().unwrap_or(0)
+    }
+
+    /// Whether there is nobody for one that waits, and was not for as long as that is borne.
+    fn hopeless(&mut self, at: usize, now: Instant, grace: Duration) -> Option<NoSeat> {
+        if self.has(&self.waiting[at].need) {
+            self.waiting[at].lacking = None;
+            return None;
+        }
+        let known = *self.waiting[at].lacking.get_or_insert(now);
+        let since = self.lacking.map_or(known, |all| all.min(known));
+        let count = |role| self.members.values().filter(|m| m.worker.role == role).count();
+        (now.saturating_duration_since(since) >= grace)
+            .then(|| NoSeat::Nobody { prefill: count(Role::Prefill), decode: count(Role::Decode) })
     }
 
     /// As long as those who wait will take, at the pace of late.

@@ -23,16 +23,24 @@ fn worker(role: Role, n: u64, epoch: u64) -> Worker {
 }
 
 fn fleet(queue: usize, workers: &[Worker]) -> Arc<Fleet> {
-    let fleet = Fleet::new(Box::new(ByPrefix), queue);
+    let fleet = Fleet::new(Box::new(ByPrefix), queue, Duration::from_secs(3600));
     fleet.update(workers);
     fleet
 }
 
+fn need(tokens: u32, avoid: &[u64]) -> Need {
+    let prefix = Prefix::of(&Prompt::Text("x".to_owned()));
+    Need { prefix, model: None, tokens, avoid: avoid.to_vec() }
+}
+
+type Turn<T> = std::pin::Pin<Box<T>>;
+
 fn ask(
     fleet: &Arc<Fleet>,
     avoid: &[u64],
-) -> Result<std::pin::Pin<Box<impl Future<Output = Option<Pair>> + use<>>>, NoSeat> {
-    fleet.acquire(Prefix::of(&Prompt::Text("x".to_owned())), avoid.to_vec()).map(Box::pin)
+) -> Result<Turn<impl Future<Output = Option<Pair>> + use<>>, NoSeat> {
+    let turn = fleet.acquire(need(2, avoid), Place::Back)?;
+    Ok(Box::pin(async { turn.await.ok() }))
 }
 
 #[test]
@@ -102,4 +110,87 @@ fn only_workers_of_one_model_are_put_together() {
     assert!((&mut waits).now_or_never().is_none());
     fleet.update(&[worker(Role::Prefill, 0, 1), other, worker(Role::Decode, 1, 3)]);
     assert_eq!((&mut waits).now_or_never().flatten().unwrap().decode.worker.epoch, 3);
+}
+
+#[test]
+fn a_worker_of_too_small_a_context_is_not_chosen_and_what_none_takes_is_refused_at_once() {
+    let prefill = worker(Role::Prefill, 0, 1);
+    let (mut small, large) = (worker(Role::Decode, 0, 2), worker(Role::Decode, 1, 3));
+    small.context = 100;
+    let fleet = fleet(8, &[prefill.clone(), small.clone(), large]);
+    let get = |tokens| fleet.acquire(need(tokens, &[]), Place::Back);
+    for (tokens, epoch) in [(100, 2), (101, 3), (1024, 3)] {
+        let pair = get(tokens).unwrap().now_or_never().unwrap().unwrap();
+        assert_eq!(pair.decode.worker.epoch, epoch);
+    }
+    assert_eq!(get(1025).err(), Some(NoSeat::TooLong { limit: 1024 }));
+    // One that took it was there: it may come back.
+    fleet.update(&[prefill, small]);
+    assert!(get(101).unwrap().now_or_never().is_none());
+}
+
+#[test]
+fn where_there_is_nobody_a_request_waits_for_the_grace_and_no_longer() {
+    let never = Fleet::new(Box::new(ByPrefix), 8, Duration::ZERO);
+    let none = never.acquire(need(2, &[]), Place::Back).unwrap().now_or_never();
+    assert_eq!(none.unwrap().err(), Some(NoSeat::Nobody { prefill: 0, decode: 0 }));
+    // Workers that do not fit each other are as good as none.
+    let mut other = worker(Role::Decode, 0, 2);
+    other.model = "b".to_owned();
+    never.update(&[worker(Role::Prefill, 0, 1), other]);
+    let none = never.acquire(need(2, &[]), Place::Back).unwrap().now_or_never();
+    assert_eq!(none.unwrap().err(), Some(NoSeat::Nobody { prefill: 1, decode: 1 }));
+    // Full ones are waited for; of another model they are not.
+    never.update(&[worker(Role::Prefill, 0, 1), worker(Role::Decode, 0, 3)]);
+    let held = never.acquire(need(2, &[]), Place::Back).unwrap().now_or_never().unwrap().unwrap();
+    assert!(never.acquire(need(2, &[]), Place::Back).unwrap().now_or_never().is_none());
+    let b = Need { model: Some("b".to_owned()), ..need(2, &[]) };
+    let none = never.acquire(b, Place::Back).unwrap().now_or_never();
+    assert!(matches!(none.unwrap(), Err(NoSeat::Nobody { .. })));
+    drop(held);
+    // With grace, who comes before the worker is served by it.
+    let fleet = fleet(8, &[]);
+    let mut waits = ask(&fleet, &[]).unwrap();
+    assert!((&mut waits).now_or_never().is_none());
+    fleet.update(&[worker(Role::Prefill, 0, 1), worker(Role::Decode, 0, 2)]);
+    assert!((&mut waits).now_or_never().flatten().is_some());
+}
+
+#[test]
+fn who_has_had_a_seat_goes_first_and_a_full_worker_is_left_alone_for_a_while() {
+    let fleet = fleet(1, &[worker(Role::Prefill, 0, 1), worker(Role::Decode, 0, 2)]);
+    let held = ask(&fleet, &[]).unwrap().now_or_never().flatten().unwrap();
+    let mut behind = ask(&fleet, &[]).unwrap();
+    // The queue is full, and it is let in all the same.
+    let mut again = Box::pin(fleet.acquire(need(2, &[]), Place::Front).unwrap());
+    drop(held);
+    assert!((&mut behind).now_or_never().is_none());
+    let pair = (&mut again).now_or_never().unwrap().unwrap();
+    let decode = pair.decode.worker.clone();
+    assert!(fleet.full(&decode) < fleet.full(&decode));
+    drop(pair);
+    assert!((&mut behind).now_or_never().is_none());
+    fleet.well(&decode);
+    assert_eq!(fleet.full(&decode), FULL);
+}
+
+#[test]
+fn of_two_workers_of_one_name_the_one_that_is_known_stays_with_its_requests() {
+    let prefill = worker(Role::Prefill, 0, 1);
+    let known = worker(Role::Decode, 0, 2);
+    let mut twin = worker(Role::Decode, 0, 3);
+    twin.http.set_port(1);
+    let fleet = fleet(8, &[prefill.clone(), known.clone()]);
+    let held = ask(&fleet, &[]).unwrap().now_or_never().flatten().unwrap();
+    for list in [[prefill.clone(), twin.clone(), known.clone()], [prefill.clone(), known, twin.clone()]] {
+        fleet.update(&list);
+        assert!(!held.decode.life.is_cancelled());
+        assert_eq!(fleet.levels().decode_workers, 1);
+    }
+    // Alone, it is as good as any.
+    fleet.update(&[prefill, twin]);
+    assert!(held.decode.life.is_cancelled());
+    drop(held);
+    let pair = ask(&fleet, &[]).unwrap().now_or_never().flatten().unwrap();
+    assert_eq!(pair.decode.worker.epoch, 3);
 }

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::extract::State;
 use axum::extract::rejection::JsonRejection;
-use axum::http::{StatusCode, header};
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::sse::{Event as Sse, KeepAlive};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -14,9 +14,13 @@ use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use super::Gateway;
 use super::drive::{self, Event};
-use crate::api::{ApiError, ChatRequest, Head, TextRequest, Wanted};
+use super::fleet::is_model;
+use super::{Gateway, Open};
+use crate::api::{ApiError, Head, Style, Wanted};
+
+/// Bytes of a request, at most.
+const BODY: usize = 1 << 20;
 
 pub(super) fn router(gateway: Arc<Gateway>) -> Router {
     Router::new()
@@ -25,35 +29,96 @@ pub(super) fn router(gateway: Arc<Gateway>) -> Router {
         .route("/v1/models", get(models))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .fallback(nowhere)
+        .method_not_allowed_fallback(not_so)
+        .layer(DefaultBodyLimit::max(BODY))
         .with_state(gateway)
 }
 
-type Body<T> = Result<Json<T>, JsonRejection>;
+type Body = Result<Json<Value>, JsonRejection>;
 
-async fn chat(State(gateway): State<Arc<Gateway>>, body: Body<ChatRequest>) -> Response {
-    respond(gateway, checked(body).and_then(Wanted::chat)).await
+async fn chat(State(gateway): State<Arc<Gateway>>, body: Body) -> Response {
+    respond(gateway, body, Wanted::chat).await
 }
 
-async fn text(State(gateway): State<Arc<Gateway>>, body: Body<TextRequest>) -> Response {
-    respond(gateway, checked(body).and_then(Wanted::text)).await
+async fn text(State(gateway): State<Arc<Gateway>>, body: Body) -> Response {
+    respond(gateway, body, Wanted::text).await
 }
 
-fn checked<T>(body: Body<T>) -> Result<T, ApiError> {
-    body.map(|Json(body)| body).map_err(|rejection| ApiError::bad(rejection.body_text()))
+async fn nowhere(State(gateway): State<Arc<Gateway>>, uri: Uri) -> Response {
+    let message = format!("there is nothing at {}; see /v1/chat/completions and /v1/completions", uri.path());
+    refuse(&gateway, ApiError::of(StatusCode::NOT_FOUND, "not_found", message))
 }
 
-async fn respond(gateway: Arc<Gateway>, wanted: Result<Wanted, ApiError>) -> Response {
+async fn not_so(State(gateway): State<Arc<Gateway>>, method: Method, uri: Uri) -> Response {
+    let message = format!("{method} is not for {}", uri.path());
+    refuse(&gateway, ApiError::of(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message))
+}
+
+/// An error before anything was begun.
+fn refuse(gateway: &Gateway, error: ApiError) -> Response {
+    gateway.metrics.ended(error.code);
+    gateway.metrics.status(error.status);
+    error.into_response()
+}
+
+fn checked(
+    gateway: &Gateway,
+    body: Body,
+    read: fn(Value, u64) -> Result<Wanted, ApiError>,
+) -> Result<(Wanted, u64), ApiError> {
+    if gateway.is_draining() {
+        return Err(ApiError::unavailable("the gateway is shutting down", 1));
+    }
+    let Json(body) = body.map_err(|rejection| {
+        let message = rejection.body_text();
+        match rejection.status() {
+            status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                ApiError::of(status, "payload_too_large", format!("{message}; {BODY} bytes are the limit"))
+            }
+            status @ StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+                ApiError::of(status, "unsupported_media_type", message)
+            }
+            _ => ApiError::bad(message),
+        }
+    })?;
+    let chance = getrandom::u64().map_err(|error| ApiError::lost(format!("no random numbers: {error}")))?;
+    let wanted = read(body, chance)?;
+    let models = gateway.fleet.models();
+    if let Some(asked) = &wanted.model
+        && !models.is_empty()
+        && !models.iter().any(|id| is_model(id, asked))
+    {
+        return Err(ApiError::no_model(asked, &models));
+    }
+    Ok((wanted, chance))
+}
+
+async fn respond(
+    gateway: Arc<Gateway>,
+    body: Body,
+    read: fn(Value, u64) -> Result<Wanted, ApiError>,
+) -> Response {
+    let open = gateway.open();
+    let (wanted, number) = match checked(&gateway, body, read) {
+        Ok(checked) => checked,
+        Err(error) => return refuse(&gateway, error),
+    };
     let answer = async {
-        let wanted = wanted?;
-        let head = head(&gateway, &wanted)?;
         let (sender, mut events) = unbounded_channel();
         tokio::spawn(drive::run(gateway.clone(), wanted.clone(), sender));
         // The status is that of the first event: nothing is promised before there is a token.
         match events.recv().await {
+            Some(Event::Begun(model)) => {
+                let head = head(number, model, wanted.style);
+                if wanted.stream {
+                    Ok(stream(head, wanted.include_usage, events, open))
+                } else {
+                    whole(&head, events).await
+                }
+            }
             Some(Event::Failed(error)) => Err(error),
-            Some(first) if wanted.stream => Ok(stream(head, wanted.include_usage, first, events)),
-            Some(first) => whole(&head, first, events).await,
-            None => Err(cut_off()),
+            Some(Event::Text(_) | Event::Done(..)) | None => Err(cut_off()),
         }
     };
     answer.await.unwrap_or_else(|error: ApiError| {
@@ -62,11 +127,9 @@ async fn respond(gateway: Arc<Gateway>, wanted: Result<Wanted, ApiError>) -> Res
     })
 }
 
-fn head(gateway: &Gateway, wanted: &Wanted) -> Result<Head, ApiError> {
-    let number = getrandom::u64().map_err(|error| ApiError::lost(format!("no random numbers: {error}")))?;
+fn head(number: u64, model: String, style: Style) -> Head {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let model = gateway.fleet.models().into_iter().next().unwrap_or_default();
-    Ok(Head { id: format!("landfall-{number:016x}"), model, created, style: wanted.style })
+    Head { id: format!("landfall-{number:016x}"), model, created, style }
 }
 
 fn cut_off() -> ApiError {
@@ -74,14 +137,11 @@ fn cut_off() -> ApiError {
 }
 
 /// The whole answer: an error in its middle is an error of the request.
-async fn whole(
-    head: &Head,
-    first: Event,
-    mut events: UnboundedReceiver<Event>,
-) -> Result<Response, ApiError> {
-    let (mut text, mut next) = (String::new(), Some(first));
+async fn whole(head: &Head, mut events: UnboundedReceiver<Event>) -> Result<Response, ApiError> {
+    let mut text = String::new();
     loop {
-        match next {
+        match events.recv().await {
+            Some(Event::Begun(_)) => {}
             Some(Event::Text(part)) => text.push_str(&part),
             Some(Event::Done(finish, usage)) => {
                 return Ok(Json(head.whole(&text, finish, &usage)).into_response());
@@ -89,16 +149,18 @@ async fn whole(
             Some(Event::Failed(error)) => return Err(error),
             None => return Err(cut_off()),
         }
-        next = events.recv().await;
     }
 }
 
 /// Server-sent events. One that ends well ends with `[DONE]`; one that does not ends with an error, and without it.
-fn stream(head: Head, include_usage: bool, first: Event, mut events: UnboundedReceiver<Event>) -> Response {
+fn stream(head: Head, include_usage: bool, mut events: UnboundedReceiver<Event>, open: Open) -> Response {
     let body = async_stream::stream! {
-        let (mut next, mut is_first) = (Some(first), true);
+        // The request is served until this is at its end, or dropped.
+        let _open = open;
+        let mut is_first = true;
         loop {
-            match next {
+            match events.recv().await {
+                Some(Event::Begun(_)) => {}
                 Some(Event::Text(text)) => {
                     yield sse(&head.chunk(&text, is_first, None));
                     is_first = false;
@@ -120,7 +182,6 @@ fn stream(head: Head, include_usage: bool, first: Event, mut events: UnboundedRe
                     break;
                 }
             }
-            next = events.recv().await;
         }
     };
     axum::response::Sse::new(body).keep_alive(KeepAlive::default()).into_response()

@@ -14,11 +14,13 @@ pub mod route;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::Args;
 use reqwest::Client;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 use crate::directory::{Directory, DirectoryError, DirectoryUri};
 use crate::metrics::Metrics;
@@ -44,6 +46,12 @@ pub struct GatewayArgs {
     /// The longest that a request may name, seconds
     #[arg(long, default_value_t = 600.0)]
     pub max_timeout: f64,
+    /// How long requests wait for a worker where there is none, seconds; then they are refused at once
+    #[arg(long, default_value_t = 10.0)]
+    pub grace: f64,
+    /// A worker that is silent for so long in the middle of a request is stuck, seconds: the request goes elsewhere
+    #[arg(long, default_value_t = 20.0)]
+    pub stall: f64,
     /// How long what is in progress may take when it is asked to stop, seconds
     #[arg(long, default_value_t = 30.0)]
     pub drain: f64,
@@ -70,11 +78,23 @@ pub struct Gateway {
     fleet: Arc<Fleet>,
     metrics: Metrics,
     draining: AtomicBool,
+    /// Requests that are served, until the last byte of the answer is written or the client is gone.
+    open: AtomicUsize,
 }
 
 impl Gateway {
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    fn stall(&self) -> Duration {
+        Duration::from_secs_f64(self.args.stall)
+    }
+
+    /// Counts a request until the guard is dropped.
+    fn open(self: &Arc<Self>) -> Open {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        Open(self.clone())
     }
 
     /// The time that a request has.
@@ -83,68 +103,104 @@ impl Gateway {
     }
 }
 
+/// A request that is served.
+#[derive(Debug)]
+struct Open(Arc<Gateway>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Runs the gateway until it is asked to stop (SIGTERM, SIGINT): then it takes nothing new and finishes what it has.
 ///
 /// # Errors
 /// [`GatewayError`].
 pub async fn run(args: GatewayArgs) -> Result<(), GatewayError> {
-    run_with(args, Box::new(ByPrefix)).await
+    let server = Server::start(args, Box::new(ByPrefix)).await?;
+    println!("gateway listening on {}", server.address);
+    server.serve(stop_signal()).await
 }
 
-/// As [`run`], with another way to choose workers.
-///
-/// # Errors
-/// [`GatewayError`].
-pub async fn run_with(args: GatewayArgs, route: Box<dyn Route>) -> Result<(), GatewayError> {
-    for (name, seconds) in
-        [("timeout", args.timeout), ("max-timeout", args.max_timeout), ("drain", args.drain)]
-    {
-        if !(seconds > 0.0 && seconds <= 86_400.0) {
-            return Err(GatewayError::Seconds(name));
-        }
-    }
-    let mut watch = args.directory.watch().await?;
-    let (listener, address) = bind(args.listen).await?;
-    let drain = Duration::from_secs_f64(args.drain);
-    let gateway = Arc::new(Gateway {
-        client: crate::http_client(),
-        fleet: Fleet::new(route, args.queue),
-        metrics: Metrics::default(),
-        draining: AtomicBool::new(false),
-        args,
-    });
-    gateway.fleet.update(&watch.now());
-    let fleet = gateway.fleet.clone();
-    tokio::spawn(async move {
-        loop {
-            match tokio::time::timeout(Duration::from_millis(500), watch.changed()).await {
-                Ok(workers) => fleet.update(&workers),
-                // Suspicions end by themselves.
-                Err(_) => fleet.tick(),
+/// A gateway that listens.
+#[derive(Debug)]
+pub struct Server {
+    /// Where, with the real port.
+    pub address: SocketAddr,
+    gateway: Arc<Gateway>,
+    listener: TcpListener,
+}
+
+impl Server {
+    /// Reads the directory, and listens. `route` chooses among workers.
+    ///
+    /// # Errors
+    /// [`GatewayError`].
+    pub async fn start(args: GatewayArgs, route: Box<dyn Route>) -> Result<Self, GatewayError> {
+        for (name, seconds) in [
+            ("timeout", args.timeout),
+            ("max-timeout", args.max_timeout),
+            ("grace", args.grace),
+            ("stall", args.stall),
+            ("drain", args.drain),
+        ] {
+            if !(seconds > 0.0 && seconds <= 86_400.0) {
+                return Err(GatewayError::Seconds(name));
             }
         }
-    });
-    println!("gateway listening on {address}");
-    let stopping = gateway.clone();
-    let (stop, stopped) = tokio::sync::oneshot::channel();
-    let router = http::router(gateway);
-    let served = axum::serve(listener, router).with_graceful_shutdown(async move {
-        stop_signal().await;
-        stopping.draining.store(true, Ordering::Relaxed);
-        tracing::info!("draining");
-        let _ = stop.send(());
-    });
-    let late = async {
-        if stopped.await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        tokio::time::sleep(drain).await;
-    };
-    tokio::select! {
-        served = served.into_future() => served.map_err(GatewayError::Serve),
-        () = late => {
-            tracing::warn!("what was in progress was not finished in time");
-            Ok(())
+        let mut watch = args.directory.watch().await?;
+        let (listener, address) = bind(args.listen).await?;
+        let gateway = Arc::new(Gateway {
+            client: crate::http_client(),
+            fleet: Fleet::new(route, args.queue, Duration::from_secs_f64(args.grace)),
+            metrics: Metrics::default(),
+            draining: AtomicBool::new(false),
+            open: AtomicUsize::new(0),
+            args,
+        });
+        let fleet = gateway.fleet.clone();
+        fleet.update(&watch.now());
+        tokio::spawn(async move {
+            loop {
+                match tokio::time::timeout(Duration::from_millis(500), watch.changed()).await {
+                    Ok(workers) => fleet.update(&workers),
+                    // Suspicions end by themselves, and so does patience.
+                    Err(_) => fleet.tick(),
+                }
+            }
+        });
+        Ok(Self { address, gateway, listener })
+    }
+
+    /// Takes requests until `stop`; then it refuses them, finishes what it has, and ends. Until the end it says how it is.
+    ///
+    /// # Errors
+    /// [`GatewayError::Serve`].
+    pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<(), GatewayError> {
+        let Self { gateway, listener, .. } = self;
+        let (close, closed) = tokio::sync::oneshot::channel::<()>();
+        let served = axum::serve(listener, http::router(gateway.clone()))
+            .with_graceful_shutdown(async { _ = closed.await });
+        let drained = async {
+            stop.await;
+            gateway.draining.store(true, Ordering::Relaxed);
+            tracing::info!("draining");
+            let end = Instant::now() + Duration::from_secs_f64(gateway.args.drain);
+            while gateway.open.load(Ordering::Relaxed) > 0 && Instant::now() < end {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            // What was answered last may still have to be written.
+            let _ = close.send(());
+            tokio::time::sleep(LAST_WORDS).await;
+            tracing::warn!("some connections were not closed in time");
+        };
+        tokio::select! {
+            served = served.into_future() => served.map_err(GatewayError::Serve),
+            () = drained => Ok(()),
         }
     }
 }
+
+/// What is in the last buffers is written in this time, to whoever reads.
+const LAST_WORDS: Duration = Duration::from_secs(1);

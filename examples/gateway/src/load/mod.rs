@@ -18,6 +18,7 @@ use crate::cluster::{Cluster, ClusterConfig, ClusterError};
 use crate::model::{Model, ModelError, generate};
 use crate::protocol::Sampling;
 use crate::worker::memory::Transport;
+use crate::worker::text::Text;
 pub use one::{Outcome, sse};
 use prompts::Prompts;
 pub use report::Report;
@@ -135,7 +136,7 @@ pub async fn measure(args: LoadArgs) -> Result<Report, LoadError> {
                         .take_while(|&token| !model.is_end(token))
                         .flat_map(|token| model.piece(token))
                         .collect();
-                    Ok::<_, ModelError>(String::from_utf8_lossy(&bytes).into_owned())
+                    Ok::<_, ModelError>(Text::of(&bytes))
                 })?;
                 Ok::<_, ModelError>(prompts)
             });

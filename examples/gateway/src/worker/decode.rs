@@ -20,11 +20,15 @@ use super::{Identity, WorkerArgs, WorkerError, bind, load, memory, serve};
 use crate::model::Model;
 use crate::protocol::{DecodeEvent, DecodeRequest, Fault, Load, Refusal, Role, Worker};
 
+/// From the confirmation that a sender has to the arrival here, at most.
+const LANDING: Duration = Duration::from_secs(5);
+
 #[derive(Debug)]
 struct Decode {
     identity: Arc<Identity>,
     model: Arc<Model>,
     engine: DecodeEngine,
+    context: u32,
     reservations: Arc<Reservations>,
     pool: KvPool,
 }
@@ -40,6 +44,7 @@ pub async fn run(args: WorkerArgs) -> Result<(), WorkerError> {
     let started = tokio::task::spawn_blocking(move || DecodeEngine::start(loaded, sizes)).await;
     let engine = started.map_err(|_| WorkerError::Panicked)??;
     let endpoint = memory::endpoint(&args, PoolAccess::Target).await?;
+    memory::fits(&args, endpoint.pool(), engine.state_bytes(args.context as usize))?;
     let (listener, http) = bind(args.listen).await?;
     let kv = endpoint.listen((http.ip(), 0).into()).await?;
     let pool = endpoint.pool().clone();
@@ -59,7 +64,14 @@ pub async fn run(args: WorkerArgs) -> Result<(), WorkerError> {
     let reservations = Reservations::new(identity.clone(), pool.clone(), args.slots);
     tokio::spawn(reservations.clone().accept(kv));
     let open = reservations.clone();
-    let state = Arc::new(Decode { identity: identity.clone(), model, engine, reservations, pool });
+    let state = Arc::new(Decode {
+        identity: identity.clone(),
+        model,
+        engine,
+        context: args.context,
+        reservations,
+        pool,
+    });
     let router = Router::new()
         .route("/v1/worker", get(|State(s): State<Arc<Decode>>| async move { Json(s.identity.worker()) }))
         .route("/v1/load", get(|State(s): State<Arc<Decode>>| async move { Json(s.load()) }))
@@ -82,13 +94,18 @@ async fn decode(
     let deadline = Instant::now() + Duration::from_millis(request.timeout_ms);
     if !(0..state.model.vocabulary()).contains(&request.first) {
         let message = format!("token {} is not in the vocabulary", request.first);
-        return Err(Refusal { fault: Fault::Request, message });
+        return Err(Refusal::of(Fault::Peer, message));
     }
-    let taken = match timeout_at(deadline, state.reservations.take(request.attempt)).await {
+    let tokens = request.prompt_tokens.saturating_add(request.max_tokens);
+    if tokens > state.context {
+        let message = format!("{tokens} tokens are asked for, the limit is {}", state.context);
+        return Err(Refusal { tokens: Some(tokens), ..Refusal::of(Fault::TooLong, message) });
+    }
+    // Who asks says that it has landed: what is not here soon is not on its way.
+    let patience = deadline.min(Instant::now() + LANDING);
+    let taken = match timeout_at(patience, state.reservations.take(request.attempt)).await {
         Ok(taken) => taken.map_err(|error| Refusal::new(Fault::Peer, &error))?,
-        Err(_) => {
-            return Err(Refusal { fault: Fault::Deadline, message: "it did not arrive in time".to_owned() });
-        }
+        Err(_) => return Err(Refusal::of(Fault::Peer, "its KV cache has not landed here")),
     };
     let (events, mut lines) = unbounded_channel();
     state.engine.generate(request, taken, events).map_err(|error| Refusal::new(Fault::Worker, &error))?;

@@ -9,7 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::memory;
-use super::prefill_engine::EngineError;
+use super::prefill_engine::{EngineError, StateSize};
 use super::reservations::Taken;
 use super::text::Text;
 use crate::model::{Context, Model, Sampler};
@@ -28,6 +28,7 @@ struct Job {
 #[derive(Clone, Debug)]
 pub struct DecodeEngine {
     jobs: mpsc::Sender<Job>,
+    size: StateSize,
     counts: Arc<Counts>,
 }
 
@@ -49,8 +50,11 @@ impl DecodeEngine {
         let shared = counts.clone();
         std::thread::spawn(move || {
             let contexts: Result<Vec<_>, _> = (0..slots).map(|_| model.context(tokens, threads)).collect();
-            match contexts {
-                Ok(free) => {
+            // There is a slot at least.
+            let measured =
+                contexts.and_then(|mut contexts| Ok((StateSize::measure(&mut contexts[0])?, contexts)));
+            match measured {
+                Ok((size, free)) => {
                     let engine = Engine {
                         model: &model,
                         free,
@@ -58,15 +62,20 @@ impl DecodeEngine {
                         state: Vec::new(),
                         counts: shared,
                     };
-                    if ready.send(Ok(())).is_ok() {
+                    if ready.send(Ok(size)).is_ok() {
                         engine.serve(&todo);
                     }
                 }
                 Err(error) => _ = ready.send(Err(error)),
             }
         });
-        started.recv().map_err(|_| EngineError::Gone)??;
-        Ok(Self { jobs, counts })
+        let size = started.recv().map_err(|_| EngineError::Gone)??;
+        Ok(Self { jobs, size, counts })
+    }
+
+    /// Bytes of the state of a sequence of so many tokens.
+    pub fn state_bytes(&self, tokens: usize) -> u64 {
+        self.size.of(tokens)
     }
 
     /// Goes on from what has landed; each token goes to `events`, and last `Done` or `Failed`.
@@ -107,9 +116,8 @@ struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    fn finish(&mut self, finish: Finish) {
-        let rest = std::mem::take(&mut self.text).finish();
-        let _ = self.events.send(DecodeEvent::Done { finish, rest });
+    fn finish(&self, finish: Finish) {
+        let _ = self.events.send(DecodeEvent::Done { finish });
     }
 }
 
@@ -149,7 +157,8 @@ impl<'a> Engine<'a> {
         };
         if let Err(error) = self.restore(&mut context, &request, taken.arrival) {
             self.free.push(context);
-            let _ = events.send(failed(words(&error)));
+            // What has landed is not what was said of it: that is the prefill worker's doing.
+            let _ = events.send(DecodeEvent::Failed { fault: Fault::Peer, why: words(&error) });
             return;
         }
         let mut sequence = Sequence {
@@ -179,7 +188,7 @@ impl<'a> Engine<'a> {
     ) -> Result<(), EngineError> {
         memory::drain(arrival.blocks(), request.state_bytes, &mut self.state)?;
         drop(arrival);
-        context.restore(&self.state)?;
+        context.restore(&self.state, request.prompt_tokens as usize)?;
         Ok(())
     }
 
@@ -191,10 +200,13 @@ impl<'a> Engine<'a> {
                 self.end(sequence);
                 continue;
             }
-            match sequence.context.compute(sequence.len, &[sequence.last]) {
-                Ok(()) => {
+            let next = sequence
+                .context
+                .compute(sequence.len, &[sequence.last])
+                .and_then(|()| sequence.context.sample(&mut sequence.sampler));
+            match next {
+                Ok(token) => {
                     sequence.len += 1;
-                    let token = sequence.context.sample(&mut sequence.sampler);
                     if self.emit(&mut sequence, token) {
                         self.running.push(sequence);
                     } else {

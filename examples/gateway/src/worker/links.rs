@@ -33,6 +33,8 @@ pub enum LinkError {
     Busy(String),
     #[error("the decode worker's pool is too small: {0}")]
     TooLarge(String),
+    #[error("there is no channel to the decode worker after {0:?}")]
+    NoChannel(Duration),
     #[error("the KV cache did not land")]
     Write(#[from] WriteError),
 }
@@ -41,12 +43,16 @@ impl LinkError {
     /// What the gateway makes of it.
     pub fn fault(&self) -> Fault {
         match self {
-            Self::Busy(_) => Fault::Busy,
-            Self::TooLarge(_) => Fault::Request,
+            Self::Busy(_) => Fault::PeerBusy,
             _ => Fault::Peer,
         }
     }
 }
+
+/// A request for blocks is answered at once, with whatever is so.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Computed state waits for nothing but the network. More than it needs; less than the gateway waits for a sign of life.
+const WRITE: Duration = Duration::from_secs(10);
 
 type Waiting = Mutex<HashMap<u64, oneshot::Sender<Answer>>>;
 
@@ -69,11 +75,12 @@ impl Links {
     /// [`LinkError::Connect`]; also when another life of it answers.
     pub async fn to(self: &Arc<Self>, address: SocketAddr, epoch: u64) -> Result<Arc<Link>, LinkError> {
         let cell = lock(&self.links).entry(epoch).or_default().clone();
-        let link = cell.get_or_try_init(|| self.dial(address, epoch)).await;
+        let dialled = tokio::time::timeout(ANSWER, cell.get_or_try_init(|| self.dial(address, epoch))).await;
+        let link = dialled.map_err(|_| LinkError::NoChannel(ANSWER)).and_then(|link| link.cloned());
         if link.is_err() && !cell.initialized() {
             lock(&self.links).remove(&epoch);
         }
-        link.cloned()
+        link
     }
 
     async fn dial(self: &Arc<Self>, address: SocketAddr, epoch: u64) -> Result<Arc<Link>, LinkError> {
@@ -139,7 +146,8 @@ impl Link {
         let mut release = Release { link: self.clone(), attempt, armed: true };
         let timeout_ms = timeout.as_millis() as u64;
         self.say(&Ask::Reserve { attempt, bytes, timeout_ms }).await?;
-        match tokio::time::timeout(timeout, answer).await {
+        let patience = timeout.min(ANSWER);
+        match tokio::time::timeout(patience, answer).await {
             Ok(Ok(Answer::Granted { grant, .. })) => Ok(Reserved { release, grant }),
             Ok(Ok(Answer::Busy { why, .. })) => {
                 release.armed = false;
@@ -150,7 +158,7 @@ impl Link {
                 Err(LinkError::TooLarge(why))
             }
             Ok(Err(_)) => Err(self.channel.closed().await.into()),
-            Err(_) => Err(LinkError::Silent(timeout)),
+            Err(_) => Err(LinkError::Silent(patience)),
         }
     }
 
@@ -181,7 +189,8 @@ impl Reserved {
     /// # Cancel safety
     /// Dropped, the write is aborted and the blocks at both ends are free again.
     pub async fn write(mut self, blocks: Blocks, timeout: Duration) -> Result<Landed, LinkError> {
-        let request = WriteRequest::new(&self.grant, blocks).deadline(timeout).tag(self.release.attempt);
+        let request =
+            WriteRequest::new(&self.grant, blocks).deadline(timeout.min(WRITE)).tag(self.release.attempt);
         let (result, _blocks) = self.release.link.channel.write(request).await;
         let landed = result?;
         self.release.armed = false;

@@ -58,6 +58,10 @@ pub enum SetupError {
     Layout(#[from] LayoutError),
     #[error("--psk: {0}")]
     Key(#[from] PskError),
+    #[error(
+        "--pool-mib {mib} holds no sequence of --context {context} tokens, which takes {needed} MiB; raise the one, or lower the other"
+    )]
+    Small { mib: u32, context: u32, needed: u64 },
 }
 
 /// A pool on what the options name, and an endpoint on it. Prefill workers are written to by nobody.
@@ -84,6 +88,17 @@ pub async fn endpoint(args: &WorkerArgs, access: PoolAccess) -> Result<KvEndpoin
         None => Admission::Local,
     };
     Ok(KvEndpoint::named(pool, KvConfig::default().admission(admission), &args.name)?)
+}
+
+/// Whether the longest sequence, of so many bytes, fits into the pool when nothing else is in it.
+///
+/// # Errors
+/// [`SetupError::Small`].
+pub fn fits(args: &WorkerArgs, pool: &KvPool, longest: u64) -> Result<(), SetupError> {
+    if blocks_for(longest) <= pool.layout().blocks() {
+        return Ok(());
+    }
+    Err(SetupError::Small { mib: args.pool_mib, context: args.context, needed: longest.div_ceil(1 << 20) })
 }
 
 /// Blocks that `bytes` bytes take.

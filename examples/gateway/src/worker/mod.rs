@@ -9,7 +9,7 @@ pub mod memory;
 pub mod prefill;
 pub mod prefill_engine;
 pub mod reservations;
-mod text;
+pub mod text;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::Json;
+use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use clap::Args;
@@ -33,8 +34,8 @@ use prefill_engine::EngineError;
 /// The options of a worker.
 #[derive(Args, Clone, Debug)]
 pub struct WorkerArgs {
-    /// Its name in the directory: the same after a restart
-    #[arg(long)]
+    /// Its name in the directory, of letters, digits, dots, dashes and underscores: the same after a restart
+    #[arg(long, value_parser = name)]
     pub name: String,
     /// Where it takes requests, as others reach it
     #[arg(long, default_value = "127.0.0.1:0")]
@@ -52,7 +53,7 @@ pub struct WorkerArgs {
     #[arg(long, default_value = "auto")]
     pub transport: Transport,
     /// Tokens of a sequence, prompt and answer together
-    #[arg(long, default_value_t = 1024)]
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..))]
     pub context: u32,
     /// Requests at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
@@ -69,6 +70,15 @@ pub struct WorkerArgs {
     /// How long what is in progress may take when it is asked to stop, seconds
     #[arg(long, default_value_t = 30.0)]
     pub drain: f64,
+}
+
+/// What is to be found again in a directory, in logs and in a metric's label.
+fn name(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    if (1..=64).contains(&text.len()) && text.chars().all(plain) {
+        return Ok(text.to_owned());
+    }
+    Err("a name has 1 to 64 letters, digits, dots, dashes and underscores".to_owned())
 }
 
 /// Why a worker does not run.
@@ -163,6 +173,9 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr
     Ok((listener, local))
 }
 
+/// Bytes of a request, at most: more than the gateway takes, since it adds to what it passes on.
+const BODY: usize = 8 << 20;
+
 /// Serves until it is asked to stop and has finished what it had, or its time to do so is over.
 pub(crate) async fn serve(
     args: &WorkerArgs,
@@ -186,7 +199,7 @@ pub(crate) async fn serve(
         }
     };
     tokio::select! {
-        served = async { axum::serve(listener, router).await } => {
+        served = async { axum::serve(listener, router.layer(DefaultBodyLimit::max(BODY))).await } => {
             served.map_err(|source| WorkerError::Http { address: worker.http, source })
         }
         () = drained => Ok(()),
@@ -210,8 +223,8 @@ pub(crate) async fn stop_signal() {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status = match self.fault {
-            Fault::Request => StatusCode::BAD_REQUEST,
-            Fault::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            Fault::Request | Fault::TooLong => StatusCode::BAD_REQUEST,
+            Fault::Busy | Fault::PeerBusy => StatusCode::SERVICE_UNAVAILABLE,
             Fault::Peer => StatusCode::BAD_GATEWAY,
             Fault::Worker => StatusCode::INTERNAL_SERVER_ERROR,
             Fault::Deadline => StatusCode::GATEWAY_TIMEOUT,

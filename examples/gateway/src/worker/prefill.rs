@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::{Body, Bytes};
 use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use landfall::kv::{KvPool, PoolAccess};
@@ -15,7 +18,7 @@ use super::prefill_engine::{EngineError, PrefillEngine};
 use super::{Identity, WorkerArgs, WorkerError, bind, memory, serve};
 use crate::model::{Model, ModelError};
 use crate::protocol::{
-    Fault, Load, PrefillReply, PrefillRequest, Prompt, Refusal, Role, Token, Transfer, Worker,
+    Fault, Load, PrefillEvent, PrefillReply, PrefillRequest, Prompt, Refusal, Role, Token, Transfer, Worker,
 };
 
 #[derive(Debug)]
@@ -36,6 +39,7 @@ struct Prefill {
 pub async fn run(args: WorkerArgs) -> Result<(), WorkerError> {
     let (model, engine) = load_engine(&args).await?;
     let endpoint = memory::endpoint(&args, PoolAccess::Source).await?;
+    memory::fits(&args, endpoint.pool(), engine.state_bytes(args.context as usize))?;
     let (listener, http) = bind(args.listen).await?;
     let pool = endpoint.pool().clone();
     let identity = Identity::new(Worker {
@@ -75,32 +79,58 @@ async fn load_engine(args: &WorkerArgs) -> Result<(Arc<Model>, PrefillEngine), W
     Ok((model, started.map_err(|_| WorkerError::Panicked)??))
 }
 
-/// Dropped when the gateway hangs up: what was begun is then undone at both ends.
-async fn prefill(
-    State(state): State<Arc<Prefill>>,
-    Json(request): Json<PrefillRequest>,
-) -> Result<Json<PrefillReply>, Refusal> {
-    let _busy = state.identity.busy();
+/// How often the gateway hears that the engine gets on.
+const PULSE: Duration = Duration::from_secs(1);
+
+/// The body is dropped when the gateway hangs up: what was begun is then undone at both ends.
+async fn prefill(State(state): State<Arc<Prefill>>, Json(request): Json<PrefillRequest>) -> Response {
+    let busy = state.identity.busy();
     let deadline = Instant::now() + Duration::from_millis(request.timeout_ms);
-    match timeout_at(deadline, state.serve(request, deadline)).await {
-        Ok(reply) => reply.map(Json),
-        Err(_) => Err(refused(Fault::Deadline, "the prompt was not computed and moved in time")),
-    }
+    let body = async_stream::stream! {
+        let _busy = busy;
+        let mut served = std::pin::pin!(timeout_at(deadline, state.serve(request, deadline)));
+        let mut before = state.engine.chunks();
+        loop {
+            tokio::select! {
+                end = &mut served => {
+                    yield line(&match end {
+                        Ok(Ok(reply)) => PrefillEvent::Done(reply),
+                        Ok(Err(refusal)) => PrefillEvent::Failed(refusal),
+                        Err(_) => {
+                            let message = "the prompt was not computed and moved in time";
+                            PrefillEvent::Failed(Refusal::of(Fault::Deadline, message))
+                        }
+                    });
+                    break;
+                }
+                () = tokio::time::sleep(PULSE) => {
+                    let chunks = state.engine.chunks();
+                    if chunks != before {
+                        before = chunks;
+                        yield line(&PrefillEvent::Working);
+                    }
+                }
+            }
+        }
+    };
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(body)).into_response()
 }
 
-fn refused(fault: Fault, message: impl Into<String>) -> Refusal {
-    Refusal { fault, message: message.into() }
+fn line(event: &PrefillEvent) -> Result<Bytes, serde_json::Error> {
+    let mut line = serde_json::to_vec(event)?;
+    line.push(b'\n');
+    Ok(Bytes::from(line))
 }
 
 impl Prefill {
     async fn serve(&self, request: PrefillRequest, deadline: Instant) -> Result<PrefillReply, Refusal> {
         if self.identity.is_draining() {
-            return Err(refused(Fault::Busy, "this worker is draining"));
+            return Err(Refusal::of(Fault::Busy, "this worker is draining"));
         }
         let Ok(_slot) = self.slots.try_acquire() else {
-            return Err(refused(Fault::Busy, "every slot of this worker is taken"));
+            return Err(Refusal::of(Fault::Busy, "every slot of this worker is taken"));
         };
-        let prompt = self.tokens(&request)?;
+        let (prompt, request) = self.tokens(request).await?;
         let prompt_tokens = prompt.len() as u32;
         // Room at the other end first: nothing is computed that has nowhere to go.
         let peer = |error: super::links::LinkError| Refusal::new(error.fault(), &error);
@@ -109,7 +139,7 @@ impl Prefill {
         let bytes = self.engine.state_bytes(prompt.len());
         let reserved = link.reserve(request.attempt, bytes, left()).await.map_err(peer)?;
         let blocks = self.pool.alloc(memory::blocks_for(bytes)).await;
-        let blocks = blocks.map_err(|error| Refusal::new(Fault::Request, &error))?;
+        let blocks = blocks.map_err(|error| Refusal::new(Fault::Worker, &error))?;
         let computed = self.engine.compute(prompt, request.sampling, blocks).await.map_err(engine)?;
         let landed = reserved.write(computed.blocks, left()).await.map_err(peer)?;
         let path = link.channel().path();
@@ -129,30 +159,32 @@ impl Prefill {
         })
     }
 
-    fn tokens(&self, request: &PrefillRequest) -> Result<Vec<Token>, Refusal> {
-        let text = match &request.prompt {
-            Prompt::Text(text) => text.clone(),
-            Prompt::Chat(messages) => self.model.chat_prompt(messages).map_err(|error| match error {
-                ModelError::Nul => Refusal::new(Fault::Request, &error),
-                error => Refusal::new(Fault::Worker, &error),
-            })?,
-        };
-        let tokens = self.model.tokens(&text);
+    /// On a thread of its own: a long prompt takes a while.
+    async fn tokens(&self, request: PrefillRequest) -> Result<(Vec<Token>, PrefillRequest), Refusal> {
+        let model = self.model.clone();
+        let tokenised = tokio::task::spawn_blocking(move || {
+            let tokens = match &request.prompt {
+                Prompt::Text(text) => Ok(model.tokens(text)),
+                Prompt::Chat(messages) => model.chat_tokens(messages),
+            };
+            (tokens, request)
+        });
+        let (tokens, request) =
+            tokenised.await.map_err(|_| Refusal::of(Fault::Worker, "the tokeniser has panicked"))?;
+        let tokens = tokens.map_err(|error| match error {
+            ModelError::Nul => Refusal::new(Fault::Request, &error),
+            error => Refusal::new(Fault::Worker, &error),
+        })?;
         if tokens.is_empty() {
-            return Err(refused(Fault::Request, "the prompt has no tokens"));
+            return Err(Refusal::of(Fault::Request, "the prompt has no tokens"));
         }
-        let (asked, limit) = (tokens.len() as u64 + u64::from(request.max_tokens), self.context);
-        if asked > u64::from(limit) {
-            return Err(refused(
-                Fault::Request,
-                format!(
-                    "the prompt has {} tokens, and {} are asked for: {asked} in all, the limit is {limit}",
-                    tokens.len(),
-                    request.max_tokens
-                ),
-            ));
+        let asked = u32::try_from(tokens.len()).unwrap_or(u32::MAX).saturating_add(request.max_tokens);
+        let limit = self.context.min(request.decode_context);
+        if asked > limit {
+            let message = format!("{asked} tokens are asked for, the limit is {limit}");
+            return Err(Refusal { tokens: Some(asked), ..Refusal::of(Fault::TooLong, message) });
         }
-        Ok(tokens)
+        Ok((tokens, request))
     }
 
     fn load(&self) -> Load {

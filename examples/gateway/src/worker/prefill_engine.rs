@@ -55,12 +55,18 @@ pub struct Computed {
 pub struct PrefillEngine {
     jobs: mpsc::Sender<Job>,
     size: StateSize,
-    abandoned: Arc<AtomicU64>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    abandoned: AtomicU64,
+    chunks: AtomicU64,
 }
 
 /// Bytes of the state of a sequence: so many, and so many for each token.
 #[derive(Clone, Copy, Debug)]
-struct StateSize {
+pub(super) struct StateSize {
     fixed: usize,
     token: usize,
 }
@@ -73,34 +79,39 @@ impl PrefillEngine {
     pub fn start(model: Arc<Model>, context_tokens: u32, threads: u32) -> Result<Self, EngineError> {
         let (jobs, todo) = mpsc::channel();
         let (ready, started) = mpsc::channel();
-        let abandoned = Arc::new(AtomicU64::new(0));
-        let count = abandoned.clone();
+        let counts = Arc::new(Counts::default());
+        let shared = counts.clone();
         std::thread::spawn(move || {
             let prepared = model.context(context_tokens, threads).and_then(|mut context| {
-                let size = measure(&mut context)?;
+                let size = StateSize::measure(&mut context)?;
                 Ok((context, size))
             });
             match prepared {
                 Ok((context, size)) => {
                     if ready.send(Ok(size)).is_ok() {
-                        serve(context, &todo, &count);
+                        serve(context, &todo, &shared);
                     }
                 }
                 Err(error) => _ = ready.send(Err(error)),
             }
         });
         let size = started.recv().map_err(|_| EngineError::Gone)??;
-        Ok(Self { jobs, size, abandoned })
+        Ok(Self { jobs, size, counts })
     }
 
     /// Bytes of the state of a sequence of so many tokens.
     pub fn state_bytes(&self, tokens: usize) -> u64 {
-        (self.size.fixed + self.size.token * tokens) as u64
+        self.size.of(tokens)
+    }
+
+    /// Chunks of prompts that were computed, counted from the start: it grows as long as the thread gets on.
+    pub fn chunks(&self) -> u64 {
+        self.counts.chunks.load(Ordering::Relaxed)
     }
 
     /// Prompts that were given up because nobody waited any more.
     pub fn abandoned(&self) -> u64 {
-        self.abandoned.load(Ordering::Relaxed)
+        self.counts.abandoned.load(Ordering::Relaxed)
     }
 
     /// Computes `prompt` and puts its state into `blocks`.
@@ -122,23 +133,30 @@ impl PrefillEngine {
     }
 }
 
-/// Asks llama.cpp, by two sequences of different length.
-fn measure(context: &mut Context<'_>) -> Result<StateSize, ModelError> {
-    context.compute(0, &[0])?;
-    let one = context.state_bytes();
-    context.compute(1, &[0])?;
-    let token = context.state_bytes() - one;
-    context.truncate(0)?;
-    Ok(StateSize { fixed: one - token, token })
+impl StateSize {
+    /// Asks llama.cpp, by two sequences of different length.
+    pub(super) fn measure(context: &mut Context<'_>) -> Result<Self, ModelError> {
+        context.compute(0, &[0])?;
+        let one = context.state_bytes();
+        context.compute(1, &[0])?;
+        let token = context.state_bytes() - one;
+        context.truncate(0)?;
+        Ok(Self { fixed: one - token, token })
+    }
+
+    /// Of so many tokens.
+    pub(super) fn of(self, tokens: usize) -> u64 {
+        (self.fixed + self.token * tokens) as u64
+    }
 }
 
-fn serve(mut context: Context<'_>, todo: &mpsc::Receiver<Job>, abandoned: &AtomicU64) {
+fn serve(mut context: Context<'_>, todo: &mpsc::Receiver<Job>, counts: &Counts) {
     let (mut kept, mut state) = (Vec::new(), Vec::new());
     while let Ok(Job { prompt, sampling, blocks, reply }) = todo.recv() {
         let computed = (|| {
             let start = Instant::now();
-            let cached = compute(&mut context, &mut kept, &prompt, || reply.is_closed())?;
-            let first = context.sample(&mut Sampler::new(&sampling, 0));
+            let cached = compute(&mut context, &mut kept, &prompt, counts, || reply.is_closed())?;
+            let first = context.sample(&mut Sampler::new(&sampling, 0))?;
             context.save(&mut state)?;
             let mut blocks = blocks;
             memory::fill(&mut blocks, &state)?;
@@ -147,7 +165,7 @@ fn serve(mut context: Context<'_>, todo: &mpsc::Receiver<Job>, abandoned: &Atomi
         })();
         // Whoever has asked may be gone: then the blocks go back to the pool.
         if reply.send(computed).is_err() {
-            abandoned.fetch_add(1, Ordering::Relaxed);
+            counts.abandoned.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -157,6 +175,7 @@ fn compute(
     context: &mut Context<'_>,
     kept: &mut Vec<Token>,
     prompt: &[Token],
+    counts: &Counts,
     cancelled: impl Fn() -> bool,
 ) -> Result<usize, EngineError> {
     let alike = kept.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -175,6 +194,7 @@ fn compute(
             return Err(error.into());
         }
         kept.extend_from_slice(chunk);
+        counts.chunks.fetch_add(1, Ordering::Relaxed);
     }
     Ok(cached)
 }

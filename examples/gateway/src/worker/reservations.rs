@@ -50,6 +50,22 @@ impl Drop for Expiry {
     }
 }
 
+/// Takes a grant back, unless it has landed: nobody waits for it any more.
+#[derive(Debug)]
+struct Revoke {
+    channel: KvChannel,
+    grant: Grant,
+    armed: bool,
+}
+
+impl Drop for Revoke {
+    fn drop(&mut self) {
+        if self.armed {
+            self.channel.revoke(&self.grant);
+        }
+    }
+}
+
 /// What generation begins with.
 #[derive(Debug)]
 pub struct Taken {
@@ -136,8 +152,11 @@ impl Reservations {
     /// The reservation is gone, and with it what it had.
     pub async fn take(&self, attempt: u64) -> Result<Taken, TakeError> {
         let entry = lock(&self.entries).remove(&attempt).ok_or(TakeError::Unknown(attempt))?;
-        let Entry { slot, arrival, .. } = entry;
-        match arrival.await {
+        let Entry { channel, grant, slot, arrival, .. } = entry;
+        let mut revoke = Revoke { channel, grant, armed: true };
+        let arrived = arrival.await;
+        revoke.armed = false;
+        match arrived {
             Ok(arrival) => Ok(Taken { arrival, slot }),
             Err(_) => Err(TakeError::Aborted(attempt)),
         }

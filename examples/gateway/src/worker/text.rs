@@ -2,13 +2,13 @@
 
 /// Bytes that are no whole character yet.
 #[derive(Debug, Default)]
-pub(super) struct Text {
+pub struct Text {
     rest: Vec<u8>,
 }
 
 impl Text {
     /// The characters that `bytes` completes. What can never become one is replaced, as `String::from_utf8_lossy` does.
-    pub(super) fn push(&mut self, bytes: &[u8]) -> String {
+    pub fn push(&mut self, bytes: &[u8]) -> String {
         self.rest.extend_from_slice(bytes);
         let mut whole = String::new();
         loop {
@@ -32,9 +32,9 @@ impl Text {
         }
     }
 
-    /// What is left at the end.
-    pub(super) fn finish(self) -> String {
-        String::from_utf8_lossy(&self.rest).into_owned()
+    /// The text of all of an answer's bytes. A character that it breaks off in is left out.
+    pub fn of(bytes: &[u8]) -> String {
+        Self::default().push(bytes)
     }
 }
 
@@ -47,15 +47,22 @@ mod tests {
         let mut text = Text::default();
         let parts: Vec<String> = "aé🦀z".bytes().map(|byte| text.push(&[byte])).collect();
         assert_eq!(parts, ["a", "", "é", "", "", "", "🦀", "z"]);
-        assert_eq!(text.finish(), "");
     }
 
     #[test]
     fn what_is_no_character_is_replaced_as_at_once() {
-        let bytes = b"a\xf0\x9fb\xffc\xc3";
+        let bytes = b"a\xf0\x9fb\xffc";
         let mut text = Text::default();
-        let mut whole: String = bytes.iter().map(|&byte| text.push(&[byte])).collect();
-        whole.push_str(&text.finish());
+        let whole: String = bytes.iter().map(|&byte| text.push(&[byte])).collect();
         assert_eq!(whole, String::from_utf8_lossy(bytes));
+        assert_eq!(whole, Text::of(bytes));
+    }
+
+    #[test]
+    fn a_character_that_is_not_finished_is_left_out() {
+        let crab = "🦀".as_bytes();
+        for end in 1..crab.len() {
+            assert_eq!(Text::of(&[b"a", &crab[..end]].concat()), "a");
+        }
     }
 }

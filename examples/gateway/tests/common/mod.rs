@@ -1,6 +1,8 @@
 //! What the tests share: processes on loopback, requests to them, and what one process makes of the same prompt.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod fake;
+
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -9,6 +11,7 @@ use gateway::cluster::{Cluster, ClusterConfig};
 use gateway::load::sse;
 use gateway::model::{Model, generate};
 use gateway::protocol::{Load, Role, Sampling, Token};
+use gateway::worker::text::Text;
 use serde_json::{Value, json};
 
 /// Longer than anything takes that is not stuck.
@@ -45,7 +48,7 @@ pub fn alone(text: &str, max_tokens: u32) -> (Vec<Token>, String) {
     let mut tokens = generate(model, &model.tokens(text), max_tokens, &Sampling::GREEDY).unwrap();
     tokens.retain(|&token| !model.is_end(token));
     let bytes: Vec<u8> = tokens.iter().flat_map(|&token| model.piece(token)).collect();
-    (tokens, String::from_utf8_lossy(&bytes).into_owned())
+    (tokens, Text::of(&bytes))
 }
 
 pub fn body(prompt: &str, max_tokens: u32) -> Value {
