@@ -17,6 +17,7 @@ mod after;
 mod calls;
 mod closed;
 mod comeback;
+mod direct;
 mod events;
 mod layers;
 mod loans;
@@ -72,7 +73,7 @@ pub use closed::{ChannelClosed, MessageError};
 pub(crate) use parts::{Parts, RailHalf, RailParts};
 
 use after::After;
-
+use direct::Direct;
 use loans::Loans;
 use meter::Meter;
 use reads::Reads;
@@ -144,6 +145,7 @@ struct Inner {
     closing: bool,
     stats: ChannelStats,
     meter: Meter,
+    direct: Direct,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
@@ -310,7 +312,8 @@ impl KvDriver {
 
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
-        spans::gpu_traffic_of(&lock(&self.inner).queues)
+        let inner = lock(&self.inner);
+        spans::gpu_traffic_of(&inner.queues, &inner.direct)
     }
 
     /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is

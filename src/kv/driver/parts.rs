@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tokio::runtime::Handle;
 
+use super::direct::Direct;
 use super::loans::Loans;
 use super::meter::Meter;
 use super::rail::Rail;
@@ -74,6 +75,8 @@ impl KvDriver {
             let several = parts.rails.len() > 1;
             let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
             let meter = Meter::new(&parts.peer_name, devices, parts.pool.is_device_memory());
+            let transports = parts.rails.iter().map(|part| part.pd.device().transport());
+            let direct = Direct::new(&parts.pool, transports);
             for (rail, part) in parts.rails.into_iter().enumerate() {
                 let qps = queues.len()..queues.len() + part.qps;
                 let owner = Arc::new(Owner { driver: me.clone(), rail });
@@ -108,6 +111,7 @@ impl KvDriver {
                     closing: false,
                     stats: ChannelStats::default(),
                     meter,
+                    direct,
                     scheduled: None,
                     returning: 0,
                     destroying: 0,
