@@ -55,7 +55,6 @@ pub use admission::{Tls, TlsError};
 pub use error::{ConnectError, Fault, Stage};
 #[cfg(test)]
 pub(crate) use frame::MAX_BODY as MAX_FRAME_BODY;
-#[cfg(test)]
 pub(crate) use inband::Inband;
 
 pub(crate) use self::{

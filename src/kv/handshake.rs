@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::bootstrap::{Chosen, Way};
 use super::channel::{ChannelInner, KvChannel};
+use super::dialling::{Managed, dial_managed};
 use super::driver::KvDriver;
 use super::endpoint::Shared;
 use super::join::{Rails, gone, join_hello, join_reply, leave_out};
@@ -30,7 +31,7 @@ use super::targets::PeerPool;
 use crate::connect::Admission;
 use crate::connect::{
     ConnectError, Deadline, Expect, Framed, Hello, Incoming, Offer, PeerAuth, Reject, Role, Stage, TO_ITSELF,
-    agree, authenticate, client, dial, dial_cm, part, see_off,
+    agree, authenticate, client, dial, part, see_off,
 };
 use crate::counters::{CounterPort, Sysfs};
 use crate::provider;
@@ -92,24 +93,24 @@ pub(super) async fn dial_peer(
             ask(shared, Framed::plain(stream), None, expect, chosen, deadline).await
         }
         Way::Cm => {
-            let (stream, peer) = dial_cm(&shared.pd, target, shared.epoch, deadline).await?;
-            ask(shared, Framed::plain(stream), Some(peer), expect, chosen, deadline.of(peer)).await
+            let (stream, way) = dial_managed(shared, target, deadline).await?;
+            ask(shared, Framed::plain(stream), Some(way), expect, chosen, deadline.of(way.at)).await
         }
     }
 }
 
-/// The client's side. `managed` is the peer's address where a connection manager connects the queue pairs.
+/// The client's side. `managed` says what carries the handshake where a connection manager connects the queue pairs.
 async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
     shared: &Arc<Shared>,
     framed: Framed<S>,
-    managed: Option<SocketAddr>,
+    managed: Option<Managed>,
     expect: &Expect,
     chosen: Chosen,
     deadline: Deadline,
 ) -> Result<KvChannel, ConnectError> {
     let built = setup::build(shared, managed.is_some()).await?;
     let connection = setup::new_id()?;
-    let first = setup::first_of(shared, &built, managed.is_some());
+    let first = setup::first_of(&built, managed.map(|way| way.device));
     let ours = setup::hello(shared, &built, &[], first, connection, shared.peers.dead());
     let framed = authenticate(framed, &shared.config.admission, shared.epoch, deadline).await?;
     let auth = framed.identity().clone();
@@ -145,7 +146,7 @@ async fn introduce<S: AsyncRead + AsyncWrite + Unpin>(
     shared: &Arc<Shared>,
     framed: Framed<S>,
     (built, ours): (Built, &Hello),
-    managed: Option<SocketAddr>,
+    managed: Option<Managed>,
     expect: &Expect,
     chosen: Chosen,
     deadline: Deadline,
@@ -170,7 +171,7 @@ async fn introduce<S: AsyncRead + AsyncWrite + Unpin>(
         let rails = join_reply(shared, built, &peer, &agreed).await?;
         match managed {
             None => rails.connect(shared, true).await,
-            Some(to) => managed::ask_all(shared, rails, (&peer, &pass), to, deadline).await,
+            Some(way) => managed::ask_all(shared, rails, (&peer, &pass), way.at, deadline).await,
         }
     };
     let (rails, left_out) = match connected.await {
@@ -256,7 +257,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         }
         Err(error) => return Err(busy(offer, error).await),
     };
-    let first = setup::first_of(shared, &built, managed.is_some());
+    let first = setup::first_of(&built, managed.map(|_| shared.pool.first_device()));
     let entrances = match managed {
         None => Vec::new(),
         Some(at) => managed::open_all(shared, &mut built, first, at).await?,

@@ -6,9 +6,10 @@
 //!     connects its own ◀───────────────────────  Answer {queue pairs}, or Refuse {why}
 //!     Ready ──────────────────────────────────▶ uses the rail
 //!     uses the rail ◀──────────────────────────  Go; or whatever comes first on the rail itself
+//!     does not wait any longer to offer ◀──────  PortUp: what had kept the rail down here may be over
 //! ```
 //!
-//! Every message names the attempt, which the client counts; what belongs to an earlier one is ignored. One that is longer than the
+//! Every message but that last one names the attempt, which the client counts; what belongs to an earlier one is ignored. One that is longer than the
 //! protocol carries at once travels in pieces, which may come in any order.
 
 use std::net::SocketAddr;
@@ -23,6 +24,8 @@ const MAX_REASON: usize = 200;
 const MAX_TALK: usize = 4096;
 /// Bytes of a piece before its part of the message: attempt, kind, total, offset.
 const PIECE: usize = 9;
+/// Most pieces of a message: each has more than a hundred bytes, but for the last.
+const MAX_PIECES: usize = 64;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +50,7 @@ pub(crate) enum Talk {
     Go {
         attempt: u32,
     },
+    PortUp,
 }
 
 impl Talk {
@@ -57,6 +61,7 @@ impl Talk {
             | Self::Refuse { attempt, .. }
             | Self::Ready { attempt }
             | Self::Go { attempt } => attempt,
+            Self::PortUp => 0,
         }
     }
 
@@ -67,6 +72,7 @@ impl Talk {
             Self::Refuse { .. } => 3,
             Self::Ready { .. } => 4,
             Self::Go { .. } => 5,
+            Self::PortUp => 6,
         }
     }
 
@@ -99,7 +105,7 @@ impl Talk {
             Self::Refuse { reason, .. } => {
                 Writer(&mut out).raw(cut(reason).as_bytes());
             }
-            Self::Ready { .. } | Self::Go { .. } => {}
+            Self::Ready { .. } | Self::Go { .. } | Self::PortUp => {}
         }
         out
     }
@@ -124,6 +130,7 @@ impl Talk {
             }
             4 => Self::Ready { attempt },
             5 => Self::Go { attempt },
+            6 => Self::PortUp,
             _ => return Err(malformed),
         })
     }
@@ -153,7 +160,8 @@ impl Ear {
             *self = Self { message: Some((attempt, kind)), body: vec![0; total], have: Vec::new() };
         }
         let end = offset + part.len();
-        if self.have.iter().any(|&(at, len)| offset < at + len && at < end) {
+        let again = self.have.iter().any(|&(at, len)| offset < at + len && at < end);
+        if again || self.have.len() >= MAX_PIECES {
             return Err(r.malformed());
         }
         self.body[offset..end].copy_from_slice(part);
@@ -204,6 +212,7 @@ mod tests {
             Talk::Refuse { attempt: 7, reason: "nö".into() },
             Talk::Ready { attempt: 7 },
             Talk::Go { attempt: 0 },
+            Talk::PortUp,
         ]
     }
 
@@ -259,6 +268,10 @@ mod tests {
         let mut ear = Ear::default();
         assert_eq!(ear.hear(&piece(1, 3, 4, 1, b"bc")), Ok(None));
         assert!(ear.hear(&piece(1, 3, 4, 2, b"c")).is_err(), "a piece twice");
+        // Byte by byte: each would be held against all others.
+        let mut ear = Ear::default();
+        let bytewise = (0..4096).map(|at| ear.hear(&piece(1, 3, 4096, at, b"x")));
+        assert_eq!(bytewise.take_while(Result::is_ok).count(), MAX_PIECES);
         let many = Talk::Offer { attempt: 1, qps: vec![QpAddress::default(); 65] };
         assert!(heard(&many, 4096).is_err());
         let long = Talk::Refuse { attempt: 1, reason: "ä".repeat(500) };

@@ -11,7 +11,7 @@ use super::pool::KvPool;
 use super::proto::{Plan, PlanBuilder, PlanError, ReadRefusal};
 use super::read::{ReadError, ReadRequest};
 use super::spans::{self, Mapped, SpanError, Stretch, TokenSpan};
-use super::targets::{self, PeerPool, whole};
+use super::targets::{self, PeerPool, Taken, whole};
 use super::write::{WriteError, WriteRequest};
 use crate::wire::{Malformed, Reader, Writer};
 
@@ -43,7 +43,7 @@ pub(crate) fn check(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) -> Re
             u64::from(grant.len())
         }
         Some(pairs) => {
-            let mut taken = vec![0u64; (target.len() as usize).div_ceil(64)];
+            let mut taken = Taken::of(target.len());
             for &(from, to) in pairs {
                 for (what, index, limit) in [
                     ("position in the grant", from, grant.len()),
@@ -53,11 +53,9 @@ pub(crate) fn check(request: &ReadRequest, pool: &KvPool, peer: &PeerPool) -> Re
                         return Err(ReadError::OutOfRange { what, index: index.into(), limit: limit.into() });
                     }
                 }
-                let (word, bit) = (to as usize / 64, 1 << (to % 64));
-                if taken[word] & bit != 0 {
+                if !taken.take(to) {
                     return Err(ReadError::Duplicate { position: to });
                 }
-                taken[word] |= bit;
             }
             pairs.len() as u64
         }

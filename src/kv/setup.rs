@@ -254,11 +254,10 @@ pub(super) fn hello(
 }
 
 /// The place that a hello of `built` gives to the rail which peers without rails see: the first that there is, of the device that
-/// the handshake runs over where `managed`.
-pub(super) fn first_of(shared: &Shared, built: &Built, managed: bool) -> usize {
-    let own = |n: &usize| built.halves[*n].is_built() && built.devices[*n] == shared.pool.first_device();
-    let of_handshake = (0..built.halves.len()).find(own);
-    of_handshake.filter(|_| managed).unwrap_or_else(|| built.first())
+/// the handshake runs over where a connection manager has connected that.
+pub(super) fn first_of(built: &Built, handshake: Option<usize>) -> usize {
+    let own = |n: &usize| built.halves[*n].is_built() && Some(built.devices[*n]) == handshake;
+    (0..built.halves.len()).find(own).unwrap_or_else(|| built.first())
 }
 
 /// The peer's layout, checked.

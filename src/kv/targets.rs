@@ -72,7 +72,7 @@ fn blocks(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Plan
             whole(source.runs().iter().copied(), grant.runs(), push).map_err(refused)?;
         }
         Some(pairs) => {
-            let mut written = vec![0u64; (grant.len() as usize).div_ceil(64)];
+            let mut taken = Taken::of(grant.len());
             for &(from, to) in pairs {
                 let src = source.id(from).map_err(|_| WriteError::OutOfRange {
                     what: "position in the source",
@@ -84,16 +84,32 @@ fn blocks(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Plan
                     index: to.into(),
                     limit: grant.len().into(),
                 })?;
-                let (word, bit) = (to as usize / 64, 1 << (to % 64));
-                if written[word] & bit != 0 {
+                if !taken.take(to) {
                     return Err(WriteError::Duplicate { position: to });
                 }
-                written[word] |= bit;
                 builder.push(src, dst, 1).map_err(refused)?;
             }
         }
     }
     Ok(builder)
+}
+
+/// Taken that something goes to.
+pub(super) struct Taken(Vec<u64>);
+
+impl Taken {
+    /// None yet, of so many.
+    pub(super) fn of(len: u32) -> Self {
+        Self(vec![0; (len as usize).div_ceil(64)])
+    }
+
+    /// False when something goes there already. The position is one of them.
+    pub(super) fn take(&mut self, position: u32) -> bool {
+        let (word, bit) = (&mut self.0[position as usize / 64], 1 << (position % 64));
+        let free = *word & bit == 0;
+        *word |= bit;
+        free
+    }
 }
 
 /// Position *i* of the source to position *i* of the target, by common runs.

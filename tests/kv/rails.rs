@@ -1,7 +1,7 @@
 //! K10: a channel over several devices. Each carries its part; one that fails at the start is left out, one that fails later does so
 //! alone, and comes back; both ends say which, and every byte is where it belongs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use landfall::device::{Device, Faults, Profile, SoftConfig, SoftLink, SoftTransport};
 use landfall::error::DeviceError;
@@ -20,6 +20,7 @@ on_every_profile!(
     k10_a_rail_that_dies_in_the_middle_loses_nothing,
     k10_a_rail_that_dies_comes_back,
     k10_an_idle_rail_whose_port_goes_down_fails_and_comes_back,
+    k10_a_rail_whose_port_is_up_again_comes_at_once,
     k10_the_last_rail_takes_the_channel_along,
 );
 
@@ -245,6 +246,38 @@ async fn k10_an_idle_rail_whose_port_goes_down_fails_and_comes_back(on: On) {
         let rail = &pair.sender.path().rails[1];
         assert_eq!((rail.failures, rail.returns), (round, round), "{rail}");
     }
+    pair.stream_more().await;
+    pair.sender.close().await.unwrap();
+}
+
+/// At whichever end the port was down: when it is up the rail comes, though the next attempt would be hours later.
+async fn k10_a_rail_whose_port_is_up_again_comes_at_once(on: On) {
+    if !cuttable(on) {
+        return;
+    }
+    let hours = Duration::from_secs(36_000);
+    let config = config().rail_probe(hours, hours).heartbeat(hours).peer_timeout(hours * 2);
+    let pair = Pair::of(on, (2, 2), pages(on), config).await;
+    for end in [&pair.near, &pair.far] {
+        let link = end.link(1);
+        let are_up = |n| up(&pair.sender.path()) == n && up(&pair.receiver.path()) == n;
+        link.cut();
+        until("both know that it is down", || are_up(1)).await;
+        link.mend();
+        let mut mended = Instant::now();
+        let back = || {
+            // It may not have come to rest on both sides when its port was up: now and then it flaps.
+            if mended.elapsed() > Duration::from_secs(1) {
+                link.cut();
+                link.mend();
+                mended = Instant::now();
+            }
+            are_up(2)
+        };
+        until("it is back", back).await;
+    }
+    let rail = &pair.sender.path().rails[1];
+    assert!(rail.returns >= 2, "{rail}");
     pair.stream_more().await;
     pair.sender.close().await.unwrap();
 }

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use landfall::connect::ConnectError;
 use landfall::device::{Device, Profile, SoftConfig};
-use landfall::kv::{KvChannel, KvConfig, RailState};
+use landfall::kv::{Bootstrap, KvChannel, KvConfig, RailState};
 
 use crate::common::{On, on_soft_profiles, until};
 use crate::rails::{End, Pair, pages, quick, up};
@@ -119,6 +120,39 @@ async fn k10_a_rail_whose_link_is_down_at_the_start_comes_when_it_is_up(on: On) 
         assert!(path.rails.iter().all(|rail| rail.bytes_written > 0), "{path}");
         pair.sender.close().await.unwrap();
     }
+}
+
+/// By a connection manager the handshake runs over a queue pair of its own: on whichever device there is.
+#[tokio::test]
+async fn k10_a_channel_by_the_manager_is_had_though_the_first_device_is_down() {
+    let on = On::Soft(Profile::Default);
+    let by_cm = || quick().bootstrap(Bootstrap::Cm);
+    let near = End::new(three(on, 0, None), pages(on), by_cm()).await;
+    let far = End::new(three(on, 0, None), pages(on), by_cm()).await;
+    let link = near.link(0);
+    link.cut();
+    let pair = Pair::new(on, near, far).await;
+    pair.stream(2, |_| {}).await;
+    let count = |n| up(&pair.sender.path()) == n && up(&pair.receiver.path()) == n;
+    until("both know that it is not there", || count(2)).await;
+    link.mend();
+    until("it comes", || count(3)).await;
+    pair.stream_more().await;
+    assert!(pair.sender.path().rails[0].returns > 0);
+    pair.sender.close().await.unwrap();
+}
+
+/// When no device reaches the peer, the first one's error is told, by the deadline.
+#[tokio::test]
+async fn k10_a_peer_that_no_device_reaches_is_not_had() {
+    let on = On::Soft(Profile::Default);
+    let config = quick().bootstrap(Bootstrap::Cm);
+    let near = End::new(three(on, 0, None), pages(on), config.clone()).await;
+    let far = End::new(three(on, 0, None), pages(on), config).await;
+    (0..3).for_each(|n| near.link(n).cut());
+    let listener = far.endpoint.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let error = near.endpoint.connect(listener.local_addr()).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Resources { .. } | ConnectError::NoPath { .. }), "{error:?}");
 }
 
 /// The one of two rails that is left does not wait for the other: when it fails, the channel ends.

@@ -42,7 +42,7 @@ struct Attempt {
 }
 
 /// How an attempt has ended.
-enum End {
+pub(super) enum End {
     /// There is nothing more to try: it is up, will never be, or the channel has ended.
     Over,
     /// Another one may do better.
@@ -285,8 +285,11 @@ impl KvDriver {
                     .locked(|inner, after| inner.fail(cause, "the peer broke the protocol", now, after));
             }
         };
-        if let Talk::Offer { attempt, qps } = talk {
-            return self.offered(rail, attempt, qps);
+        match talk {
+            Talk::Offer { attempt, qps } => return self.offered(rail, attempt, qps),
+            // Of no account on the side that does not ask, and while nobody waits: at most one attempt comes sooner.
+            Talk::PortUp => return lock(&self.inner).rails[rail].port_up.notify_one(),
+            _ => {}
         }
         self.locked(|inner, after| {
             let own = &mut inner.rails[rail];
@@ -385,7 +388,7 @@ async fn connect(
 
 impl Inner {
     /// Tells the peer's driver something about a rail that is down on both sides.
-    fn say(&mut self, rail: usize, talk: &Talk) -> Result<(), End> {
+    pub(super) fn say(&mut self, rail: usize, talk: &Talk) -> Result<(), End> {
         let Some(conn) = &mut self.conn else { return Err(End::Over) };
         for piece in talk.pieces(conn.talk_limit()) {
             conn.rail_talk(rail, piece)?;

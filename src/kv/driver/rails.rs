@@ -8,6 +8,7 @@ use super::{After, DRAIN_LIMIT, Inner, KvDriver, State};
 use crate::kv::lock;
 use crate::kv::proto::Cause;
 use crate::kv::queues::Queue;
+use crate::kv::rail_talk::Talk;
 use crate::provider;
 
 const HUNG_UP: &str = "the connection manager says that the peer has disconnected: its process has ended, or has \
@@ -103,6 +104,10 @@ impl Inner {
         }
         if active {
             self.rails[rail].port_up.notify_one();
+            // The other side asks, and knows nothing of our port. One that is not down on both sides has an attempt before it anyway.
+            if !self.client && self.say(rail, &Talk::PortUp).is_ok() {
+                self.turn(now, after);
+            }
             return;
         }
         let other = |(n, other): (usize, &Rail)| n != rail && other.phase == Phase::Up;
