@@ -165,6 +165,21 @@ pub enum DeviceError {
     },
 }
 
+/// Why memory of a GPU was not registered as a dmabuf.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DmabufError {
+    /// The library is older than the call.
+    #[error("libibverbs has no ibv_reg_dmabuf_mr")]
+    NoCall,
+    /// The GPU's driver exports none.
+    #[error("the GPU's driver exports none: {0}")]
+    Export(crate::cuda::CudaError),
+    /// The network device, or the kernel, refused it.
+    #[error("the device refused it: {0}")]
+    Register(io::Error),
+}
+
 /// Memory could not be allocated, mapped, registered, or addressed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -218,6 +233,19 @@ pub enum MemoryError {
         /// The system's error.
         #[source]
         source: io::Error,
+    },
+    /// The network device can be given memory of a GPU in neither way: GPUDirect is not possible here.
+    #[error(
+        "registering {len} bytes of GPU memory with the network device failed, as a dmabuf: {dmabuf}; and through peer memory: {peer}; either load nvidia_peermem (modprobe nvidia_peermem), or have Linux 5.12, rdma-core 34 and NVIDIA's open kernel modules; or take a soft device, which stages"
+    )]
+    GpuDirect {
+        /// Bytes.
+        len: u64,
+        /// Why it is not registered as a dmabuf.
+        dmabuf: DmabufError,
+        /// What the device says of its address.
+        #[source]
+        peer: io::Error,
     },
     /// Memory of a GPU could not be allocated, found or copied.
     #[error(transparent)]

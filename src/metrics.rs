@@ -33,7 +33,7 @@
 //! | `device` | this side's device |
 //! | `op` | `write` and `read`: ours. `arrive`: the peer's writes. `serve`: the peer's reads. `call`: a write or a read of ours |
 //! | `direction` | of a rail, `written` or `read`; of memory of a GPU, `out` of this side's or `in` |
-//! | `way` | how it went ([`GpuTraffic`](crate::cuda::GpuTraffic)): `ipc`, `same_process`, `host` (a peer in host memory of this host), or `staged` through host memory, which is the slow one |
+//! | `way` | how it went ([`GpuTraffic`](crate::cuda::GpuTraffic)): `ipc`, `same_process`, `host` (a peer in host memory of this host), `staged` through host memory, which is the slow one, or `gpudirect` |
 //! | `outcome` | of `write`: `landed`, `not_delivered`, `in_doubt`; of `read`: `done`, `failed`; of `arrive`: `arrived`, `aborted`; of `serve`: `served`, `not_served`; of `call`: `refused`, a write or a read of ours with nothing posted |
 //!
 //! Two channels with the same labels add up. Peers without a name share theirs: give each a name that does not change with its

@@ -185,6 +185,38 @@ fn k10_a_rail_that_fails_is_down_until_it_is_back() {
     });
 }
 
+/// What a rail had under way when it failed is written again, by the other one.
+#[test]
+fn k10_further_attempts_are_told() {
+    run(async {
+        let (near, far, devices) = pair("retries-near", "retries-far", 2).await;
+        write(&near, &far, 8).await;
+        let link = devices[1].soft_link().unwrap();
+        let retries = || of("retries-far")["landfall_retries_total{path=tcp,peer=P}"];
+        let up = || of("retries-far")["landfall_rails{device=soft-default,peer=P,rail=1,state=up}"] == 1.0;
+        let mut landed = 1;
+        // How a write is divided between the rails is theirs to say.
+        while retries() == 0.0 {
+            let grants = (0..8).map(|_| far.grant(far.pool().try_alloc(8).unwrap()).unwrap());
+            let started = |grant| {
+                let source = near.pool().try_alloc(8).unwrap();
+                near.write(WriteRequest::new(&grant, source))
+            };
+            let writes: Vec<_> = grants.map(started).collect();
+            link.cut();
+            for write in writes {
+                write.await.0.unwrap();
+                far.next_arrival().await.unwrap();
+                landed += 1;
+            }
+            link.mend();
+            until("the rail is back", up).await;
+        }
+        assert_eq!(near.stats().landed, landed);
+        near.close().await.unwrap();
+    });
+}
+
 /// A sender that is faster than its receiver waits for credits, and says how long.
 #[test]
 fn k7_waits_for_credits_are_told() {

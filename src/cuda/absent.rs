@@ -23,6 +23,12 @@ pub(crate) enum PeerMemory {}
 #[derive(Debug)]
 pub(crate) enum Event {}
 
+#[derive(Debug)]
+pub(crate) enum Slot {}
+
+#[derive(Debug)]
+pub(crate) enum SlotPool {}
+
 #[derive(Clone, Debug)]
 pub(crate) enum Source {}
 
@@ -52,6 +58,14 @@ impl DeviceMemory {
     }
 
     pub(crate) fn export(&self) -> Result<[u8; 64], CudaError> {
+        match *self {}
+    }
+
+    pub(crate) fn dma_buf(&self) -> Result<(std::os::fd::OwnedFd, std::ops::Range<u64>), CudaError> {
+        match *self {}
+    }
+
+    pub(crate) fn flush_direct_writes(&self) -> Result<(), CudaError> {
         match *self {}
     }
 
@@ -88,6 +102,10 @@ impl Copier {
     }
 
     pub(crate) fn push(&mut self, _to: u64, _from: u64, _len: u64) {
+        match *self {}
+    }
+
+    pub(crate) fn push_apart(&mut self, _to: u64, _from: u64, _len: u64) {
         match *self {}
     }
 
@@ -148,6 +166,26 @@ impl PeerMemory {
         _offset: u64,
         _len: u64,
     ) -> Result<Option<(u64, Source)>, CudaError> {
+        match *self {}
+    }
+}
+
+impl SlotPool {
+    pub(crate) fn of(gpu: &Arc<Gpu>) -> Arc<Self> {
+        match **gpu {}
+    }
+
+    pub(crate) fn prepare(&self, _count: usize) -> Result<(), CudaError> {
+        match *self {}
+    }
+}
+
+impl Slot {
+    pub(crate) fn take(gpu: &Arc<Gpu>) -> Result<Arc<Self>, CudaError> {
+        match **gpu {}
+    }
+
+    pub(crate) fn addr(&self) -> u64 {
         match *self {}
     }
 }

@@ -85,8 +85,8 @@ impl Cuda {
         let context = context.unwrap_or(primary);
         let gpu = gpus.entry((ordinal, context)).or_insert_with(|| {
             let primary = context == primary;
-            let (kernel, stream) = (OnceLock::new(), OnceLock::new());
-            Arc::new(Gpu { cuda: self.clone(), ordinal, facts, context, primary, kernel, stream })
+            let (kernel, stream, slots) = (OnceLock::new(), OnceLock::new(), Mutex::default());
+            Arc::new(Gpu { cuda: self.clone(), ordinal, facts, context, primary, kernel, stream, slots })
         });
         Ok(gpu.clone())
     }
@@ -135,6 +135,8 @@ pub(crate) struct Gpu {
     /// The function of `gather.rs`, once it was needed.
     pub(super) kernel: OnceLock<Opaque>,
     stream: OnceLock<Result<Opaque, CudaError>>,
+    /// What `slots.rs` has made, while somebody uses it.
+    pub(super) slots: Mutex<Weak<super::slots::SlotPool>>,
 }
 
 impl std::fmt::Debug for Gpu {

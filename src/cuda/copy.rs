@@ -75,6 +75,11 @@ impl Copier {
         self.pieces.len()
     }
 
+    /// Adds a copy whose memory is of another allocation than that of the one before it: the driver makes none of both.
+    pub(crate) fn push_apart(&mut self, to: u64, from: u64, len: u64) {
+        self.pieces.push(Piece { to, from, len });
+    }
+
     /// Adds a copy. Neighbours become one.
     pub(crate) fn push(&mut self, to: u64, from: u64, len: u64) {
         if let Some(last) = self.pieces.last_mut()

@@ -50,6 +50,9 @@ pub(super) struct GatherArgs {
 /// What the recorded driver refuses with: CUDA_ERROR_OUT_OF_MEMORY.
 #[cfg(test)]
 const OUT_OF_MEMORY: Status = 2;
+/// And CUDA_ERROR_NOT_SUPPORTED.
+#[cfg(test)]
+const NOT_SUPPORTED: Status = 801;
 
 impl Driver {
     pub(super) fn load() -> Result<Self, CudaError> {
@@ -214,6 +217,35 @@ impl Driver {
         }
     }
 
+    /// Host memory that is pinned, for every context: copies to and from it run beside the program, and kernels reach it.
+    pub(super) fn host_alloc(&self, len: usize) -> Result<u64, CudaError> {
+        match self {
+            Self::Real(api) => {
+                let mut at: *mut c_void = std::ptr::null_mut();
+                // SAFETY: room for one address.
+                let status = unsafe { (api.host_alloc)(&mut at, len, sys::HOST_PORTABLE) };
+                self.check("cuMemHostAlloc", status).map(|()| at.expose_provenance() as u64)
+            }
+            #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuMemHostAlloc") => {
+                Err(self.failed("cuMemHostAlloc", OUT_OF_MEMORY))
+            }
+            #[cfg(test)]
+            Self::Fake(fake) => Ok(fake.host_alloc(len)),
+        }
+    }
+
+    pub(super) fn host_free(&self, at: u64) {
+        match self {
+            Self::Real(api) => {
+                // SAFETY: given by `host_alloc`, and given back once, when no copy is queued that uses it.
+                unsafe { (api.host_free)(std::ptr::with_exposed_provenance_mut(at as usize)) };
+            }
+            #[cfg(test)]
+            Self::Fake(fake) => fake.host_free(at),
+        }
+    }
+
     pub(super) fn zero(&self, at: DevicePtr, len: usize, stream: Opaque) -> Result<(), CudaError> {
         match self {
             // SAFETY: an allocation of ours of that length, which nobody uses yet.
@@ -277,7 +309,7 @@ impl Driver {
     }
 
     /// A descriptor of pages of an allocation, for a device that registers it.
-    #[cfg_attr(not(test), allow(dead_code))] // What GPUDirect is registered by; the test on a GPU asks for it.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For GPUDirect.
     pub(super) fn dma_buf(&self, at: DevicePtr, len: usize) -> Result<OwnedFd, CudaError> {
         match self {
             Self::Real(api) => {
@@ -291,7 +323,29 @@ impl Driver {
                 Ok(unsafe { OwnedFd::from_raw_fd(fd) })
             }
             #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuMemGetHandleForAddressRange") => {
+                Err(self.failed("cuMemGetHandleForAddressRange", NOT_SUPPORTED))
+            }
+            #[cfg(test)]
             Self::Fake(fake) => fake.dma_buf(at, len),
+        }
+    }
+
+    /// What network devices have written to memory of the current context is visible to it when this returns.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For GPUDirect.
+    pub(super) fn flush_direct_writes(&self) -> Result<(), CudaError> {
+        match self {
+            Self::Real(api) => {
+                let (target, scope) = sys::FLUSH_CURRENT;
+                // SAFETY: a plain call; a context is current.
+                let status = unsafe { (api.flush_direct_writes)(target, scope) };
+                self.check("cuFlushGPUDirectRDMAWrites", status)
+            }
+            #[cfg(test)]
+            Self::Fake(fake) => {
+                fake.flush_direct_writes();
+                Ok(())
+            }
         }
     }
 

@@ -38,12 +38,16 @@ pub(crate) struct Fake {
 #[derive(Default)]
 struct State {
     memory: BTreeMap<u64, Allocation>,
+    /// Pinned host memory, and what it is cut from: pieces lie side by side, as the driver's may.
+    pinned: BTreeMap<u64, usize>,
+    arenas: Vec<Vec<u128>>,
     /// What was opened, and how often.
     open: BTreeMap<u64, u32>,
     streams: BTreeMap<Opaque, Stream>,
     events: BTreeMap<Opaque, Event>,
     next: Opaque,
     held: bool,
+    held_on: Option<Opaque>,
     calls: Vec<&'static str>,
     wrong: Vec<String>,
     /// Calls that fail, and how often from now on.
@@ -55,6 +59,7 @@ struct Allocation {
     len: usize,
     context: Opaque,
     pooled: bool,
+    mapped: bool,
     id: u64,
 }
 
@@ -103,6 +108,11 @@ impl Fake {
         lock(&self.state).held = held;
     }
 
+    /// The same on one device.
+    pub(crate) fn hold_on(&self, device: u32, held: bool) {
+        lock(&self.state).held_on = held.then_some(self.first + device as usize);
+    }
+
     /// An event is seen after so many looks.
     pub(crate) fn lag(&self, looks: u64) {
         self.lag.store(looks, Ordering::Relaxed);
@@ -139,6 +149,11 @@ impl Fake {
         (state.memory.len(), state.open.len())
     }
 
+    /// Pinned pieces of host memory.
+    pub(crate) fn pinned(&self) -> usize {
+        lock(&self.state).pinned.len()
+    }
+
     /// Copies that are queued and not made.
     pub(crate) fn queued(&self) -> usize {
         let state = lock(&self.state);
@@ -151,6 +166,15 @@ impl Fake {
         let at = self.allocate(len, self.first + device as usize);
         if let Some(allocation) = lock(&self.state).memory.get_mut(&at) {
             allocation.pooled = pooled;
+        }
+        at
+    }
+
+    /// Memory that another part of the program has mapped itself.
+    pub(crate) fn mapped(&self, device: u32, len: usize) -> u64 {
+        let at = self.allocate(len, self.first + device as usize);
+        if let Some(allocation) = lock(&self.state).memory.get_mut(&at) {
+            allocation.mapped = true;
         }
         at
     }
@@ -210,7 +234,7 @@ impl Fake {
         let bytes = vec![0u128; len.div_ceil(16)];
         let at = bytes.as_ptr().expose_provenance() as u64;
         let id = state.new_handle() as u64;
-        state.memory.insert(at, Allocation { bytes, len, context, pooled: false, id });
+        state.memory.insert(at, Allocation { bytes, len, context, pooled: false, mapped: false, id });
         at
     }
 
@@ -234,6 +258,32 @@ impl Fake {
         }
     }
 
+    pub(super) fn host_alloc(&self, len: usize) -> u64 {
+        let mut state = lock(&self.state);
+        self.note(&mut state, "cuMemHostAlloc", None);
+        let place = |arena: &Vec<u128>| {
+            let (base, size) = (arena.as_ptr().expose_provenance() as u64, size_of_val(&arena[..]));
+            (0..size / len).map(|n| base + (n * len) as u64).find(|at| !state.pinned.contains_key(at))
+        };
+        let at = state.arenas.iter().find_map(place).unwrap_or_else(|| {
+            let arena = vec![0u128; 64 * len.div_ceil(16)];
+            let base = arena.as_ptr().expose_provenance() as u64;
+            state.arenas.push(arena);
+            base
+        });
+        state.pinned.insert(at, len);
+        at
+    }
+
+    pub(super) fn host_free(&self, at: u64) {
+        let mut state = lock(&self.state);
+        self.note(&mut state, "cuMemFreeHost", None);
+        state.run_all();
+        if state.pinned.remove(&at).is_none() {
+            state.wrong.push(format!("cuMemFreeHost of {at:#x}, which is not pinned"));
+        }
+    }
+
     pub(super) fn zero(&self, at: u64, len: usize, stream: Opaque) {
         let mut state = lock(&self.state);
         self.note_stream(&mut state, "cuMemsetD8Async", stream);
@@ -252,13 +302,13 @@ impl Fake {
     pub(super) fn pointer(&self, at: u64) -> Option<PointerFacts> {
         let state = lock(&self.state);
         let (_, a) = state.find(at)?;
-        let context = if a.pooled { 0 } else { a.context };
+        let context = if a.pooled || a.mapped { 0 } else { a.context };
         let ordinal = (a.context - self.first) as i32;
         Some(PointerFacts {
             context,
             ordinal,
             managed: false,
-            ipc_capable: !a.pooled,
+            ipc_capable: !a.pooled && !a.mapped,
             pooled: a.pooled,
             buffer_id: a.id,
         })
@@ -269,6 +319,10 @@ impl Fake {
         let _ = (at, len);
         let null = std::fs::File::open("/dev/null").map(OwnedFd::from);
         null.map_err(|e| CudaError::NoDriver { reason: e.to_string() })
+    }
+
+    pub(super) fn flush_direct_writes(&self) {
+        self.note(&mut lock(&self.state), "cuFlushGPUDirectRDMAWrites", None);
     }
 
     pub(super) fn stream(&self) -> Opaque {
@@ -321,7 +375,10 @@ impl Fake {
             return false;
         }
         if !state.held {
-            state.run_all();
+            let held = state.held_on;
+            let runs = |(&at, stream): (&Opaque, &Stream)| (Some(stream.context) != held).then_some(at);
+            let streams: Vec<_> = state.streams.iter().filter_map(runs).collect();
+            streams.into_iter().for_each(|stream| state.run(stream));
         }
         state.events.get(&event).is_some_and(|e| e.done)
     }
@@ -343,8 +400,16 @@ impl Fake {
     pub(super) fn copy(&self, to: u64, from: u64, len: usize, stream: Opaque) {
         let mut state = lock(&self.state);
         self.note_stream(&mut state, "cuMemcpyAsync", stream);
-        let device = |at| state.find(at).is_some();
-        let work = if device(from) {
+        for at in [to, from] {
+            if !state.is_whole(at, len) {
+                state
+                    .wrong
+                    .push(format!("a copy of {len} bytes at {at:#x}, which is in several allocations"));
+            }
+        }
+        // What is read when the stream gets there, and not at once.
+        let late = |at| state.find(at).is_some() || state.is_pinned(at);
+        let work = if late(from) {
             Work::Copy { to, from, len }
         } else {
             let mut bytes = vec![0; len];
@@ -412,6 +477,19 @@ impl State {
         (at < base + allocation.len as u64).then_some((base, allocation))
     }
 
+    fn is_pinned(&self, at: u64) -> bool {
+        let found = self.pinned.range(..=at).next_back();
+        found.is_some_and(|(base, len)| at < base + *len as u64)
+    }
+
+    /// Whether it is all in one piece, of what the driver knows.
+    fn is_whole(&self, at: u64, len: usize) -> bool {
+        let pinned = self.pinned.range(..=at).next_back().map(|(base, size)| (*base, *size));
+        let pieces = self.find(at).map(|(base, a)| (base, a.len)).into_iter().chain(pinned);
+        let end = at + len as u64;
+        pieces.filter(|(base, size)| at < base + *size as u64).all(|(base, size)| end <= base + size as u64)
+    }
+
     fn queue(&mut self, stream: Opaque, work: Work) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.queue.push_back(work);
@@ -443,12 +521,13 @@ impl State {
         }
     }
 
-    /// What the kernel does, by its definition. It reaches memory of its context, and what is open.
+    /// What the kernel does, by its definition. It reaches memory of its context, what is open, and what is pinned.
     fn gather(&mut self, args: GatherArgs, stream: Opaque) {
         let context = self.streams.get(&stream).map(|s| s.context);
         let reached = |at| {
             let found = self.find(at);
-            found.is_some_and(|(base, a)| Some(a.context) == context || self.open.contains_key(&base))
+            self.is_pinned(at)
+                || found.is_some_and(|(base, a)| Some(a.context) == context || self.open.contains_key(&base))
         };
         let mut wrong = None;
         let Plan { to, from, per_piece, total, layers } = args.plan;

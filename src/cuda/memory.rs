@@ -168,13 +168,19 @@ impl DeviceMemory {
 
     /// A descriptor of the pages of the host's size that the allocation is in, for the registration by a network device, and their
     /// addresses here. The driver allocates larger pages, so that they are there.
-    #[cfg_attr(not(test), allow(dead_code))] // What GPUDirect is registered by; the test on a GPU asks for it.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For GPUDirect.
     pub(crate) fn dma_buf(&self) -> Result<(OwnedFd, Range<DevicePtr>), CudaError> {
         let page = crate::memory::page_size() as u64;
         let start = self.base & !(page - 1);
         let end = (self.base + self.allocation).next_multiple_of(page);
         let fd = self.gpu.enter()?.driver().dma_buf(start, (end - start) as usize)?;
         Ok((fd, start..end))
+    }
+
+    /// What a network device has written to it is visible to what is started on the GPU from here on.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For GPUDirect.
+    pub(crate) fn flush_direct_writes(&self) -> Result<(), CudaError> {
+        self.gpu.enter()?.driver().flush_direct_writes()
     }
 
     /// Copies `bytes` to `at`, an address inside of it, and waits.

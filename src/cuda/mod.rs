@@ -8,6 +8,7 @@
 //!   memory.rs    device memory, ours or the user's      ipc.rs     a peer's, opened once
 //!   event.rs     what a write waits for
 //!   copy.rs      copies that run beside the program     gather.rs  many small pieces by one kernel
+//!   slots.rs     pinned host memory, for what is staged
 //!   traffic.rs   what each path has carried
 //!   driver.rs    the calls, real or recorded            sys.rs     their declarations      fake.rs  the recording
 //! ```
@@ -37,8 +38,13 @@ mod memory;
 #[cfg(all(test, feature = "cuda"))]
 mod on_a_gpu;
 #[cfg(feature = "cuda")]
+mod slots;
+#[cfg(feature = "cuda")]
 mod sys;
 mod traffic;
+
+/// Bytes of a slot of pinned memory.
+pub(crate) const SLOT_BYTES: usize = 512 << 10;
 
 pub use error::CudaError;
 #[cfg(feature = "cuda")]
@@ -51,9 +57,10 @@ pub(crate) use self::{
     copy::{Copier, Flight},
     ipc::{PeerMemory, Source},
     memory::DeviceMemory,
+    slots::{Slot, SlotPool},
 };
 #[cfg(not(feature = "cuda"))]
-pub(crate) use absent::{Copier, DeviceMemory, Event, Flight, Gpu, PeerMemory, Source};
+pub(crate) use absent::{Copier, DeviceMemory, Event, Flight, Gpu, PeerMemory, Slot, SlotPool, Source};
 
 /// What a peer has said of an allocation of its.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::SLOT_BYTES;
 use super::context::{Cuda, Gpu};
 use super::copy::Copier;
 use super::memory::DeviceMemory;
+use super::slots::Slot;
 use crate::memory::next_name;
 
 #[path = "../../tests/gpu_suite/shuffled.rs"]
@@ -117,5 +119,38 @@ fn r10_case_45_allocations_are_exported_as_dmabuf_and_by_ipc() {
         let link =
             std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd))).unwrap();
         println!("{bytes} bytes: {} of {} bytes", link.display(), range.end - range.start);
+    }
+}
+
+/// By single copies and by the kernel, in both directions; and their pool is empty when nobody has memory or a slot.
+#[test]
+#[ignore = "needs a GPU: tests/gpu"]
+fn r2_pinned_slots_are_copied_to_and_from_by_copies_and_by_the_kernel() {
+    let gpu = gpu();
+    let (from, to) = (memory(&gpu, 8 << 20), memory(&gpu, 8 << 20));
+    let slot = Slot::take(&gpu).unwrap();
+    let mut copier = Copier::new(gpu.clone()).unwrap();
+    for (piece, count) in [(SLOT_BYTES as u64, 1), (1152, 400), (100_000, 5)] {
+        let data: Vec<u8> = (0..8u64 << 20).map(|i| (i.wrapping_mul(piece + 7) >> 6) as u8).collect();
+        from.copy_in(from.addr(), &data).unwrap();
+        to.copy_in(to.addr(), &vec![0; 8 << 20]).unwrap();
+        let mut expected = vec![0u8; 8 << 20];
+        for n in 0..count {
+            // Every second piece out, from the last one on; and in, from the first one on.
+            let source = (count - 1 - n) * 2 * piece;
+            copier.push(slot.addr() + n * piece, from.addr() + source, piece);
+            let target = n * 2 * piece;
+            expected[target as usize..][..piece as usize]
+                .copy_from_slice(&data[source as usize..][..piece as usize]);
+        }
+        let out = fly(&mut copier, true);
+        for n in 0..count {
+            copier.push(to.addr() + n * 2 * piece, slot.addr() + n * piece, piece);
+        }
+        let back = fly(&mut copier, true);
+        let mut got = vec![0; 8 << 20];
+        to.copy_out(to.addr(), &mut got).unwrap();
+        println!("{count} pieces of {piece} bytes by {out} calls, and back by {back}");
+        assert!(got == expected, "{count} pieces of {piece} bytes");
     }
 }

@@ -33,9 +33,15 @@ pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`: memory of another device is reached through peer access.
 pub(super) const IPC_LAZY_PEER_ACCESS: c_uint = 1;
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
+pub(super) const HOST_PORTABLE: c_uint = 1;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
-#[cfg_attr(not(test), allow(dead_code))] // What GPUDirect is registered by; the test on a GPU asks for it.
+#[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For GPUDirect.
 pub(super) const RANGE_HANDLE_DMA_BUF: c_int = 1;
+
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`, and `..._TO_OWNER`.
+#[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For GPUDirect.
+pub(super) const FLUSH_CURRENT: (c_int, c_int) = (0, 100);
 
 /// `CUpointer_attribute`.
 pub(super) mod pointer {
@@ -59,7 +65,7 @@ pub(super) const LIBRARY: &str = "libcuda.so.1";
 macro_rules! functions {
     ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
         /// The loaded library.
-        #[cfg_attr(not(test), allow(dead_code))] // `range_handle`, see `RANGE_HANDLE_DMA_BUF`.
+        #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // What GPUDirect alone calls.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($arg),*) -> Status,)*
             _library: Library,
@@ -97,9 +103,12 @@ functions! {
     context_current = "cuCtxGetCurrent" (*mut Opaque);
     alloc = "cuMemAlloc_v2" (*mut DevicePtr, usize);
     free = "cuMemFree_v2" (DevicePtr);
+    host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    host_free = "cuMemFreeHost" (*mut c_void);
     set_bytes = "cuMemsetD8Async" (DevicePtr, u8, usize, Opaque);
     address_range = "cuMemGetAddressRange_v2" (*mut DevicePtr, *mut usize, DevicePtr);
     range_handle = "cuMemGetHandleForAddressRange" (*mut c_void, DevicePtr, usize, c_int, u64);
+    flush_direct_writes = "cuFlushGPUDirectRDMAWrites" (c_int, c_int);
     pointer_attribute = "cuPointerGetAttribute" (*mut c_void, c_int, DevicePtr);
     copy = "cuMemcpyAsync" (DevicePtr, DevicePtr, usize, Opaque);
     stream_create = "cuStreamCreate" (*mut Opaque, c_uint);

@@ -29,6 +29,8 @@ pub struct GpuTraffic {
     /// Through host memory: copied there by the sender, sent over TCP, and copied to the GPU by the receiver; or only one of the two,
     /// where the other end is in host memory.
     pub staged: PathTraffic,
+    /// GPUDirect: a network device has read and written the memory itself. Counted where a WRITE or a READ is posted.
+    pub gpudirect: PathTraffic,
     /// Calls of the driver that queued copies of what came, of all paths. A gathered copy is one, and one for its list.
     pub calls: u64,
 }
@@ -62,13 +64,14 @@ impl GpuTraffic {
         self.same_process.add(&other.same_process);
         self.host.add(&other.host);
         self.staged.add(&other.staged);
+        self.gpudirect.add(&other.gpudirect);
         self.calls += other.calls;
     }
 
     /// The paths that carried something, by name.
     pub fn used(&self) -> impl Iterator<Item = (&'static str, PathTraffic)> {
         let (ipc, same, host) = (("ipc", self.ipc), ("same process", self.same_process), ("host", self.host));
-        let all = [ipc, same, host, ("staging", self.staged)];
+        let all = [ipc, same, host, ("staging", self.staged), ("gpudirect", self.gpudirect)];
         all.into_iter().filter(|(_, traffic)| !traffic.is_empty())
     }
 }

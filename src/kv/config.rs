@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::bootstrap::Bootstrap;
-use super::gpu_path::GpuPath;
+use super::gpu_path::{GpuPath, GpuPaths};
 use super::limits::PeerLimits;
 use super::proto::DAY;
 use crate::connect::Admission;
@@ -36,7 +36,7 @@ pub struct KvConfig {
     pub(crate) connect_timeout: Duration,
     pub(crate) require_rdma: bool,
     pub(crate) require_shared_memory: bool,
-    pub(crate) gpu_path: GpuPath,
+    pub(crate) gpu_paths: GpuPaths,
     pub(crate) bootstrap: Bootstrap,
     pub(crate) admission: Admission,
     pub(crate) limits: PeerLimits,
@@ -62,7 +62,7 @@ impl Default for KvConfig {
             connect_timeout: Duration::from_secs(10),
             require_rdma: false,
             require_shared_memory: false,
-            gpu_path: GpuPath::Any,
+            gpu_paths: GpuPaths::ALL,
             bootstrap: Bootstrap::Auto,
             admission: Admission::Local,
             limits: PeerLimits::default(),
@@ -152,8 +152,14 @@ impl KvConfig {
     /// The path that the pool, memory of a GPU, has to take. One that cannot be taken is an error of
     /// [`KvEndpoint::new`](super::KvEndpoint::new), before anything is connected. Default [`GpuPath::Any`], which takes what there
     /// is; [`PathReport::gpu`](super::PathReport::gpu) says what it was.
-    pub fn gpu_path(mut self, path: GpuPath) -> Self {
-        self.gpu_path = path;
+    pub fn gpu_path(self, path: GpuPath) -> Self {
+        self.gpu_paths(GpuPaths::only(path))
+    }
+
+    /// The paths that the pool, memory of a GPU, may take: to forbid some. As [`gpu_path`](Self::gpu_path), which is
+    /// [`GpuPaths::only`], and in its place.
+    pub fn gpu_paths(mut self, paths: GpuPaths) -> Self {
+        self.gpu_paths = paths;
         self
     }
 

@@ -92,7 +92,7 @@ impl KvEndpoint {
         for rail in rails {
             let device = rail.pd.device();
             check_kind(&config, device)?;
-            config.gpu_path.check(&pool, device)?;
+            config.gpu_paths.check(&pool, device)?;
             match &rail.registered {
                 // Checked here, so that the mistake is found before anybody connects.
                 Ok(_) => _ = config.clone().fit(device.capabilities())?,

@@ -1,4 +1,4 @@
-//! Which path memory of a GPU has to take, and where that is possible.
+//! Which paths memory of a GPU has to take, or must not, and where that is possible.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,7 +20,8 @@ pub enum GpuPath {
     /// Through host memory, over TCP: copied there by the sender and from there by the receiver. It takes a soft device with
     /// [`SoftTransport::Tcp`] and nothing else.
     Staged,
-    /// GPUDirect: the network device reads and writes the memory itself. No device does yet in this version, so that it is refused.
+    /// GPUDirect: the network device reads and writes the memory itself. It takes an RDMA device; registering the memory fails where
+    /// that one cannot. It was never run: see [the guide](crate::guide::gpu).
     GpuDirect,
 }
 
@@ -37,36 +38,127 @@ impl GpuPath {
         }
     }
 
-    /// Whether `pool` can take this path over `device`.
+    const fn bit(self) -> u8 {
+        match self {
+            Self::Any => Self::Ipc.bit() | Self::Staged.bit() | Self::GpuDirect.bit(),
+            Self::Ipc => 1,
+            Self::Staged => 2,
+            Self::GpuDirect => 4,
+        }
+    }
+}
+
+/// Which paths memory of a GPU may take: all of them, [one](Self::only), or all [but](Self::without) some.
+///
+/// A device that may take a path that is forbidden is refused by [`KvEndpoint::new`](super::KvEndpoint::new), before anything is
+/// connected; so is one that can take none of those that are allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GpuPaths(u8);
+
+impl Default for GpuPaths {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
+impl GpuPaths {
+    /// Every one of them.
+    pub const ALL: Self = Self(GpuPath::Any.bit());
+
+    /// `path` and no other: it is required. [`GpuPath::Any`] requires none.
+    pub const fn only(path: GpuPath) -> Self {
+        Self(path.bit())
+    }
+
+    /// The same without `path`: it is forbidden. Without [`GpuPath::Any`] there is none left.
+    #[must_use = "the result is what is without it"]
+    pub const fn without(self, path: GpuPath) -> Self {
+        Self(self.0 & !path.bit())
+    }
+
+    /// Whether `path` is allowed. Of [`GpuPath::Any`], whether all are.
+    pub const fn allow(self, path: GpuPath) -> bool {
+        self.0 & path.bit() == path.bit()
+    }
+
+    /// The names of what is allowed.
+    fn names(self) -> impl Iterator<Item = &'static str> {
+        GpuPath::ALL.into_iter().filter(move |&p| p != GpuPath::Any && self.allow(p)).map(GpuPath::name)
+    }
+
+    /// Whether `pool`, registered with `device`, goes these ways and no other.
     pub(super) fn check(self, pool: &KvPool, device: &Device) -> Result<(), DeviceError> {
+        if self == Self::ALL {
+            return Ok(());
+        }
         let no = |what, fix| {
             let device = format!("{} ({})", device.name(), device.transport());
             Err(DeviceError::Unsupported { what, device, fix })
         };
-        if self == Self::Any {
-            return Ok(());
-        }
         if !pool.is_device_memory() {
+            if self.names().count() > 1 {
+                // None is asked for, and none is taken.
+                return Ok(());
+            }
             let fix = "make the pool of Memory::cuda or Memory::from_cuda, or require no GPU path";
             return no("a GPU path for a pool in host memory, which KvConfig::gpu_path asks for,", fix);
         }
-        match self {
-            Self::Any => Ok(()),
-            Self::Ipc if device.transport() == SoftTransport::Shm.of_device() => Ok(()),
-            Self::Ipc => no(
-                "CUDA IPC and nothing else, which KvConfig::gpu_path asks for,",
-                "open a soft device with SoftTransport::Shm, with both processes on one host",
-            ),
-            Self::Staged if device.transport() == SoftTransport::Tcp.of_device() => Ok(()),
-            Self::Staged => no(
-                "staging through host memory and nothing else, which KvConfig::gpu_path asks for,",
-                "open a soft device with SoftTransport::Tcp",
-            ),
-            Self::GpuDirect => no(
-                "GPUDirect, which KvConfig::gpu_path asks for,",
-                "use ipc on one host, or staged over TCP: this version has GPUDirect on no device yet",
-            ),
+        let possible = Self::of(device.transport());
+        if self.0 & possible.0 == possible.0 {
+            return Ok(());
         }
+        // What is allowed and not possible, and then what is possible and not allowed.
+        if self.0 & possible.0 == 0 {
+            return match self.names().next() {
+                Some("ipc") => no(
+                    "CUDA IPC and nothing else, which KvConfig::gpu_path asks for,",
+                    "open a soft device with SoftTransport::Shm, with both processes on one host",
+                ),
+                Some("staged") => no(
+                    "staging through host memory and nothing else, which KvConfig::gpu_path asks for,",
+                    "open a soft device with SoftTransport::Tcp",
+                ),
+                Some(_) => no(
+                    "GPUDirect, which KvConfig::gpu_path asks for,",
+                    "open an RDMA device; or use ipc on one host, or staged over TCP",
+                ),
+                None => no(
+                    "memory of a GPU with every path forbidden by KvConfig::gpu_paths",
+                    "allow one, or make the pool in host memory",
+                ),
+            };
+        }
+        if self.allow(GpuPath::Ipc) {
+            no(
+                "CUDA IPC and nothing else, as KvConfig::gpu_path or gpu_paths has it,",
+                "open a soft device with SoftTransport::Shm: this one stages over TCP where the peer is elsewhere",
+            )
+        } else {
+            no(
+                "staging and no CUDA IPC, as KvConfig::gpu_path or gpu_paths has it,",
+                "open a soft device with SoftTransport::Tcp: this one takes CUDA IPC where the peer is on this host",
+            )
+        }
+    }
+
+    /// The ways that a device of this transport goes.
+    fn of(transport: &str) -> Self {
+        let is = |soft: SoftTransport| transport == soft.of_device();
+        if is(SoftTransport::Shm) {
+            Self::only(GpuPath::Ipc)
+        } else if is(SoftTransport::Tcp) {
+            Self::only(GpuPath::Staged)
+        } else if is(SoftTransport::Auto) {
+            Self::ALL.without(GpuPath::GpuDirect)
+        } else {
+            Self::only(GpuPath::GpuDirect)
+        }
+    }
+}
+
+impl From<GpuPath> for GpuPaths {
+    fn from(path: GpuPath) -> Self {
+        Self::only(path)
     }
 }
 

@@ -162,12 +162,84 @@ async fn k9_a_gpu_path_that_is_not_possible_is_refused_before_anything_is_connec
         let error = KvEndpoint::new(pool, KvConfig::default().gpu_path(path)).unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("gpu_path"), "{error}");
     }
+    // Each path required, and each forbidden.
+    use SoftTransport::{Auto, Shm, Tcp};
+    let without = |path| GpuPaths::ALL.without(path);
+    for (paths, taken_by) in [
+        (GpuPaths::only(GpuPath::Any), &[Auto, Shm, Tcp][..]),
+        (GpuPaths::only(GpuPath::Ipc), &[Shm]),
+        (GpuPaths::only(GpuPath::Staged), &[Tcp]),
+        (GpuPaths::only(GpuPath::GpuDirect), &[]),
+        (without(GpuPath::Ipc), &[Tcp]),
+        (without(GpuPath::Staged), &[Shm]),
+        (without(GpuPath::GpuDirect), &[Auto, Shm, Tcp]),
+        (without(GpuPath::Ipc).without(GpuPath::Staged), &[]),
+        (without(GpuPath::Any), &[]),
+    ] {
+        for transport in [Auto, Shm, Tcp] {
+            let endpoint =
+                KvEndpoint::new(pool(transport, gpu()).await.unwrap(), KvConfig::default().gpu_paths(paths));
+            let what = format!("{paths:?} over {transport}");
+            match endpoint {
+                Ok(_) => assert!(taken_by.contains(&transport), "{what}"),
+                Err(e) => {
+                    assert!(!taken_by.contains(&transport), "{what}: {e}");
+                    assert!(e.to_string().contains("KvConfig::gpu_path"), "{what}: {e}");
+                }
+            }
+        }
+    }
+    let host = pool(Shm, Memory::anonymous(bytes)).await.unwrap();
+    KvEndpoint::new(host, KvConfig::default().gpu_paths(without(GpuPath::Staged))).unwrap();
     let host = pool(SoftTransport::Shm, Memory::anonymous(bytes)).await.unwrap();
     let error = KvEndpoint::new(host, KvConfig::default().gpu_path(GpuPath::Ipc)).unwrap_err().to_string();
     assert!(error.contains("host memory"), "{error}");
     let tcp = pool(SoftTransport::Tcp, gpu()).await.unwrap();
     let error = KvEndpoint::new(tcp, KvConfig::default().gpu_path(GpuPath::Ipc)).unwrap_err().to_string();
     assert!(error.contains("SoftTransport::Shm"), "{error}");
+}
+
+/// Each layer goes after the kernel that makes it, in whatever order they end; what was not made is not posted.
+#[tokio::test]
+async fn r8_a_pushed_layer_goes_after_its_event_and_nobody_polls_for_it() {
+    let (cuda, fake) = Fake::new(2);
+    let (tx, rx) = pair(&cuda, 1).await;
+    let stream = fake.stream_of(0);
+    let at = tx.pool().regions()[0].addr();
+    for round in 0..10 {
+        let mut blocks = tx.pool().alloc(BLOCKS).await.unwrap();
+        fill(&mut blocks, 1000);
+        let (grant, arrivals) = rx.grant_layers(rx.pool().alloc(BLOCKS).await.unwrap()).unwrap();
+        let mut write = tx.write_layers(WriteRequest::new(&grant, blocks)).unwrap();
+        let before = tx.path().qps[0].bytes_written;
+        for layer in 0..LAYERS {
+            fake.hold(true);
+            let bytes: Vec<u8> = (0..BLOCKS).flat_map(|p| content(round, layer, p)).collect();
+            fake.queue_fill(stream, at + u64::from(layer) * u64::from(BLOCKS) * BLOCK, bytes);
+            // SAFETY: a stream of the recorded driver.
+            let event = unsafe { Event::record_in(&cuda, 0, stream).unwrap() };
+            write.push_after(layer, event).unwrap();
+            assert!(matches!(write.push(layer), Err(LayerError::Pushed { .. })));
+            // It looks a few times, in vain.
+            tokio::time::sleep(Duration::from_millis(4)).await;
+            let posted = tx.path().qps[0].bytes_written - before;
+            assert_eq!(posted, u64::from(layer) * u64::from(BLOCKS) * BLOCK, "nothing before its event");
+            fake.hold(false);
+            let gone = async {
+                while tx.path().qps[0].bytes_written - before == posted {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(PATIENCE, gone).await.unwrap();
+        }
+        let (landed, arrived) =
+            tokio::time::timeout(PATIENCE, async { tokio::join!(write.finish(), arrivals.finish()) })
+                .await
+                .unwrap();
+        assert_eq!(landed.0.unwrap().layers.len(), LAYERS as usize);
+        check(&arrived.unwrap(), round);
+    }
+    assert_eq!(fake.wrong(), Vec::<String>::new());
 }
 
 /// What `PathReport::gpu` counts is told to the recorder, by way and direction.
@@ -197,5 +269,5 @@ async fn k9_payload_of_gpus_is_told_by_the_way_it_went() {
         assert_eq!((of("out"), of("in")), (bytes as f64, bytes as f64), "{told:#?}");
     }
     let known: Vec<_> = numbers.all().into_keys().filter(|key| key.starts_with("landfall_gpu")).collect();
-    assert_eq!(known.len(), 8, "{known:?}");
+    assert_eq!(known.len(), 10, "{known:?}");
 }

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use super::blocks::Blocks;
 use super::channel::KvChannel;
 use super::driver::KvDriver;
+use super::layer_events::{Pushed, push_after};
 use super::pool::PoolError;
 use super::proto::{Reason, TransferId};
 use super::write::{Landed, WriteError, WriteRequest};
+use crate::cuda::Event;
 
 /// A write of which each layer is sent when it is pushed, from [`KvChannel::write_layers`].
 ///
@@ -44,7 +46,9 @@ pub struct LayerWrite {
     alone: bool,
     transfers: Range<u64>,
     started: Instant,
-    pushed: Vec<Option<Instant>>,
+    pushed: Vec<Option<Pushed>>,
+    /// What every layer comes after.
+    first: Option<Arc<Event>>,
     /// Layers whose end has been taken.
     ended: Vec<Result<Landed, WriteError>>,
 }
@@ -101,7 +105,7 @@ pub struct LayersLanded {
     pub wrs: u64,
     /// From [`KvChannel::write_layers`] to the peer's last confirmation.
     pub landed: Duration,
-    /// From the last push to the peer's last confirmation: what is left to wait for once the model is done.
+    /// From the last push, or the event that it came after, to the peer's last confirmation: what is left to wait for once the model is done.
     pub tail: Duration,
     /// Each layer, in their order. Its times count from its push.
     pub layers: Vec<Landed>,
@@ -179,13 +183,14 @@ impl KvChannel {
     pub fn write_layers(&self, request: WriteRequest) -> Result<LayerWrite, LayersRefused> {
         let started = Instant::now();
         let mut request = request;
+        let first = request.after.take().map(Arc::new);
         let alone = Arc::get_mut(&mut request.source).is_some();
         let (driver, source) = (self.inner.driver.clone(), request.source.clone());
         match driver.start_layers(request) {
             Ok(transfers) => {
                 let pushed = vec![None; (transfers.end - transfers.start) as usize];
                 let ended = Vec::with_capacity(pushed.len());
-                Ok(LayerWrite { driver, source, alone, transfers, started, pushed, ended })
+                Ok(LayerWrite { driver, source, alone, transfers, started, pushed, first, ended })
             }
             Err((why, blocks)) => {
                 drop(source);
@@ -235,13 +240,40 @@ impl LayerWrite {
         for layer in layers.clone() {
             self.unpushed(layer)?;
         }
+        if let Some(first) = self.first.clone() {
+            self.follow(layers, vec![first]);
+            return Ok(());
+        }
         for layer in layers {
             let Some(id) = self.transfer(layer) else { continue };
             let now = Instant::now();
             self.driver.push_layer(id, now).map_err(LayerError::Ended)?;
-            self.pushed[layer as usize] = Some(now);
+            self.pushed[layer as usize] = Some(Pushed::At(now));
         }
         Ok(())
+    }
+
+    /// Sends a layer, or a range of them, when `event` has come: when the GPU has made them. It does not wait, and nothing has to be
+    /// polled meanwhile: a task of the channel's looks for the event, every millisecond at first and then ever more seldom, up to
+    /// ten. The time counts towards the deadline of the whole. An event that fails ends the write with [`WriteError::Event`].
+    ///
+    /// # Errors
+    /// As [`push`](Self::push), with nothing pushed.
+    #[cfg(feature = "cuda")]
+    pub fn push_after(&mut self, layers: impl LayerSet, event: Event) -> Result<(), LayerError> {
+        let layers = layers.layers();
+        for layer in layers.clone() {
+            self.unpushed(layer)?;
+        }
+        let events = self.first.iter().cloned().chain([Arc::new(event)]).collect();
+        self.follow(layers, events);
+        Ok(())
+    }
+
+    fn follow(&mut self, layers: Range<u32>, events: Vec<Arc<Event>>) {
+        let transfers = layers.clone().filter_map(|layer| self.transfer(layer)).collect();
+        let pushed = push_after(&self.driver, events, transfers);
+        layers.for_each(|layer| self.pushed[layer as usize] = Some(pushed.clone()));
     }
 
     fn unpushed(&self, layer: u32) -> Result<(), LayerError> {
@@ -277,15 +309,20 @@ impl LayerWrite {
     fn outcome(&mut self, cancelled: Option<u32>) -> Result<LayersLanded, LayersNotLanded> {
         let layers = std::mem::take(&mut self.ended);
         let done: Vec<Landed> = layers.iter().filter_map(|layer| layer.as_ref().ok().copied()).collect();
-        let own =
-            cancelled.and_then(|layer| Some((layer, layers.get(layer as usize)?.as_ref().err()?.clone())));
+        let failed = (0..)
+            .zip(&self.pushed)
+            .find_map(|(layer, pushed)| pushed.as_ref()?.failure().map(|why| (layer, why)));
+        let own = failed.or_else(|| {
+            cancelled.and_then(|layer| Some((layer, layers.get(layer as usize)?.as_ref().err()?.clone())))
+        });
         if let Some((first, why)) = own.or_else(|| cause(&layers)) {
             return Err(LayersNotLanded { why, first, landed: done.len() as u32, layers });
         }
-        let ends =
-            self.pushed.iter().zip(&done).filter_map(|(pushed, landed)| Some((*pushed)? + landed.landed));
+        let pushed = |pushed: &Option<Pushed>| pushed.as_ref().and_then(Pushed::at);
+        let times = self.pushed.iter().zip(&done);
+        let ends = times.filter_map(|(at, landed)| Some(pushed(at)? + landed.landed));
         let end = ends.max().unwrap_or(self.started);
-        let last_push = self.pushed.iter().flatten().max().copied().unwrap_or(self.started);
+        let last_push = self.pushed.iter().filter_map(pushed).max().unwrap_or(self.started);
         Ok(LayersLanded {
             bytes: done.iter().map(|landed| landed.bytes).sum(),
             wrs: done.iter().map(|landed| landed.wrs).sum(),

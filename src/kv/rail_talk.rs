@@ -24,6 +24,8 @@ const MAX_REASON: usize = 200;
 const MAX_TALK: usize = 4096;
 /// Bytes of a piece before its part of the message: attempt, kind, total, offset.
 const PIECE: usize = 9;
+/// Most pieces of a message: each has more than a hundred bytes, but for the last.
+const MAX_PIECES: usize = 64;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +160,8 @@ impl Ear {
             *self = Self { message: Some((attempt, kind)), body: vec![0; total], have: Vec::new() };
         }
         let end = offset + part.len();
-        if self.have.iter().any(|&(at, len)| offset < at + len && at < end) {
+        let again = self.have.iter().any(|&(at, len)| offset < at + len && at < end);
+        if again || self.have.len() >= MAX_PIECES {
             return Err(r.malformed());
         }
         self.body[offset..end].copy_from_slice(part);
@@ -265,6 +268,10 @@ mod tests {
         let mut ear = Ear::default();
         assert_eq!(ear.hear(&piece(1, 3, 4, 1, b"bc")), Ok(None));
         assert!(ear.hear(&piece(1, 3, 4, 2, b"c")).is_err(), "a piece twice");
+        // Byte by byte: each would be held against all others.
+        let mut ear = Ear::default();
+        let bytewise = (0..4096).map(|at| ear.hear(&piece(1, 3, 4096, at, b"x")));
+        assert_eq!(bytewise.take_while(Result::is_ok).count(), MAX_PIECES);
         let many = Talk::Offer { attempt: 1, qps: vec![QpAddress::default(); 65] };
         assert!(heard(&many, 4096).is_err());
         let long = Talk::Refuse { attempt: 1, reason: "ä".repeat(500) };

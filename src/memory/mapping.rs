@@ -31,7 +31,7 @@ pub(crate) struct Mapping {
     /// Orders the CPU's own safe copies into and out of exposed memory, so that two of them are never a data race.
     /// Devices, peers and the kernel are outside of it. Held for one small piece of a copy at a time.
     copies: RwLock<()>,
-    /// Copies into it by a GPU that may not be over.
+    /// Copies into it and out of it by a GPU that may not be over.
     flights: Mutex<Vec<Weak<Flight>>>,
 }
 
@@ -173,7 +173,12 @@ impl Mapping {
         flights.push(Arc::downgrade(flight));
     }
 
-    /// Waits until no GPU copies into it. Those copies wait for nobody, and end in milliseconds.
+    /// A GPU copies from it until `flight` is over.
+    pub(crate) fn read_by(&self, flight: &Arc<Flight>) {
+        self.written_by(flight);
+    }
+
+    /// Waits until no GPU copies into it or out of it. Those copies wait for nobody, and end in milliseconds.
     pub(crate) fn settle(&self) {
         let flights = std::mem::take(&mut *self.flights.lock().unwrap_or_else(PoisonError::into_inner));
         for flight in flights.iter().filter_map(Weak::upgrade) {

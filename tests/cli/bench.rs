@@ -285,6 +285,32 @@ fn another_endpoint_than_a_bench_server_is_refused() {
 }
 
 #[test]
+fn memory_of_a_gpu_is_measured_or_refused_by_name() {
+    let server = Server::start(&[]);
+    let run = output(&[
+        "bench",
+        "connect",
+        &server.address,
+        "--duration",
+        "50ms",
+        "--size",
+        "4K",
+        "--memory",
+        "cuda",
+    ]);
+    let complaint = stderr(&run);
+    if !cfg!(feature = "cuda") {
+        assert_eq!(run.status.code(), Some(2));
+        assert!(complaint.contains("without the feature cuda"), "{complaint}");
+    } else if std::path::Path::new("/dev/nvidiactl").exists() {
+        assert_eq!(run.status.code(), Some(0), "{complaint}");
+    } else {
+        assert_eq!(run.status.code(), Some(1));
+        assert!(complaint.contains("libcuda.so.1"), "{complaint}");
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_a_usage_error() {
     for words in [
         &["bench"][..],
@@ -296,7 +322,7 @@ fn what_cannot_be_measured_is_a_usage_error() {
         &["bench", "connect", "127.0.0.1:1", "--in-flight", "257"],
         &["bench", "connect", "127.0.0.1:1", "--duration", "never"],
         &["bench", "connect", "127.0.0.1:1", "--duration", "0"],
-        &["bench", "connect", "127.0.0.1:1", "--memory", "cuda"],
+        &["bench", "connect", "127.0.0.1:1", "--memory", "cuda:first"],
         &["bench", "connect", "127.0.0.1:1", "--transport", "verbs"],
         &["bench", "connect", "127.0.0.1:1", "--device", "rxe0", "--transport", "tcp"],
         &["bench", "serve", "localhost"],

@@ -57,6 +57,50 @@ impl Cuda {
         Ok(at)
     }
 
+    /// Memory that the program maps itself, at least so many bytes. It is not given back.
+    pub fn mapped(&self, bytes: usize) -> Result<u64, Failed> {
+        /// `CUmemLocation`, of a device.
+        #[repr(C)]
+        struct Location(u32, i32);
+        /// `CUmemAllocationProp`: pinned, no handle to export, where, nothing, no flags.
+        #[repr(C)]
+        struct Properties(u32, u32, Location, usize, u64);
+        /// `CUmemAccessDesc`: where from, and read and write.
+        #[repr(C)]
+        struct Access(Location, u32);
+        self.enter()?;
+        let properties = Properties(1, 0, Location(1, 0), 0, 0);
+        let (mut granularity, mut handle, mut at) = (0usize, 0u64, 0u64);
+        // SAFETY: room for what each call writes; the structs are laid out as the manual has them, and live for the calls.
+        unsafe {
+            let least =
+                self.library.get::<unsafe extern "C" fn(*mut usize, *const Properties, u32) -> c_int>(
+                    b"cuMemGetAllocationGranularity\0",
+                )?;
+            check("cuMemGetAllocationGranularity", least(&mut granularity, &properties, 0))?;
+            let bytes = bytes.next_multiple_of(granularity);
+            let create =
+                self.library.get::<unsafe extern "C" fn(*mut u64, usize, *const Properties, u64) -> c_int>(
+                    b"cuMemCreate\0",
+                )?;
+            check("cuMemCreate", create(&mut handle, bytes, &properties, 0))?;
+            let reserve =
+                self.library.get::<unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> c_int>(
+                    b"cuMemAddressReserve\0",
+                )?;
+            check("cuMemAddressReserve", reserve(&mut at, bytes, 0, 0, 0))?;
+            let map = self
+                .library
+                .get::<unsafe extern "C" fn(u64, usize, usize, u64, u64) -> c_int>(b"cuMemMap\0")?;
+            check("cuMemMap", map(at, bytes, 0, handle, 0))?;
+            let allow = self.library.get::<unsafe extern "C" fn(u64, usize, *const Access, usize) -> c_int>(
+                b"cuMemSetAccess\0",
+            )?;
+            check("cuMemSetAccess", allow(at, bytes, &Access(Location(1, 0), 3), 1))?;
+        }
+        Ok(at)
+    }
+
     /// Queues on the default stream what keeps the GPU busy for a good while, `rounds` copies from `a` to `b` of `bytes` each, and
     /// then a copy of `len` bytes from `from` to `to`. Waits for nothing.
     pub fn queue_late_copy(

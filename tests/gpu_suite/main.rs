@@ -3,13 +3,14 @@
 //! ```text
 //!   main.rs    the tests, in their order, and what they share
 //!   peer.rs    the other process
-//!   driver.rs  plain CUDA, to compare with     latency.rs  what landing takes
+//!   driver.rs  plain CUDA, to compare with     latency.rs  what landing takes     warnings.rs  what the crate warns of
 //! ```
 
 mod driver;
 mod latency;
 mod peer;
 mod shuffled;
+mod warnings;
 
 use std::fmt;
 use std::process::ExitCode;
@@ -262,6 +263,72 @@ async fn a_write_comes_after_its_event(cuda: &Cuda) -> Result<String, Failed> {
     ))
 }
 
+/// Each layer of a write goes after the copy that makes it, while the next ones are still to be made.
+async fn layers_go_after_their_events(cuda: &Cuda) -> Result<String, Failed> {
+    let shape = Shape { layers: 4, blocks: 16, block: 65_536 };
+    let layer_bytes = u64::from(shape.blocks) * shape.block;
+    let device = Device::soft(SoftConfig::new().transport(SoftTransport::Shm))?;
+    let pd = device.alloc_pd()?;
+    let busy = pd.register_exposed(Memory::cuda(0, 2 << 30), Access::READ).await?;
+    let (pool, next) = (
+        pd.register_exposed(Memory::cuda(0, shape.bytes()), Access::READ).await?,
+        pd.register_exposed(Memory::cuda(0, shape.bytes()), Access::READ).await?,
+    );
+    let (a, at, pattern) = (busy.remote().addr, pool.remote().addr, next.remote().addr);
+    // SAFETY: `owner` keeps it. It is written by the default stream alone, before each layer is sent.
+    let memory = unsafe { Memory::from_cuda(at, shape.bytes(), Box::new(pool))? };
+    let (peer, channel) = pair(shape, GPU, memory).await?;
+    let (mut tails, rounds) = (Vec::new(), 20);
+    for round in 0..rounds {
+        for (layer, position) in (0..shape.layers).flat_map(|l| (0..shape.blocks).map(move |p| (l, p))) {
+            let bytes = content(shape, round, layer, position);
+            let offset = u64::from(layer) * layer_bytes + u64::from(position) * shape.block;
+            next.slice(..)?.copy_in(offset, &bytes)?;
+        }
+        let blocks = channel.pool().claim(&in_order(shape.blocks))?;
+        let made = |layer: u32| -> Result<cuda::Event, Failed> {
+            let offset = u64::from(layer) * layer_bytes;
+            let keeps = (a, a + (1 << 30), 1 << 30, 20);
+            cuda.queue_late_copy(keeps, at + offset, pattern + offset, layer_bytes as usize)?;
+            // SAFETY: the default stream of the primary context.
+            let event = unsafe { cuda::Event::record(0, std::ptr::null_mut())? };
+            match event.is_done()? {
+                true => Err("the GPU was done before the layer was pushed: nothing was shown".into()),
+                false => Ok(event),
+            }
+        };
+        tails.push(peer::write_layers(&channel, blocks, &in_order(shape.blocks), round, made).await?);
+    }
+    peer.end().await?;
+    Ok(format!(
+        "{rounds} of {rounds} right; from the look that saw the last event to the landing {:.2} ms",
+        median(&mut tails) * 1e3
+    ))
+}
+
+/// Stream-ordered memory, and memory that the program has mapped, cannot be exported: it is staged, and taken as a target.
+async fn memory_of_every_kind_is_staged(cuda: &Cuda) -> Result<String, Failed> {
+    let shape = Shape { layers: 2, blocks: 64, block: 32_768 };
+    let place = Place { tcp: true, ..GPU };
+    let bytes = shape.bytes() as usize;
+    let mut said = Vec::new();
+    for (name, at) in [("stream-ordered", cuda.pooled(bytes)?), ("mapped", cuda.mapped(bytes)?)] {
+        // SAFETY: memory of the driver's, which is never given back.
+        let memory = unsafe { Memory::from_cuda(at, shape.bytes(), Box::new(()))? };
+        let (peer, channel) = pair(shape, place, memory).await?;
+        let mut blocks = channel.pool().claim(&in_order(shape.blocks))?;
+        fill(&mut blocks, shape, 11)?;
+        peer::write(&channel, blocks, &shuffled(shape.blocks, 3), Some(11)).await?;
+        let staged = channel.path().gpu.staged.bytes_out;
+        if staged != shape.bytes() {
+            return Err(format!("{name}: {staged} bytes counted of {}", shape.bytes()).into());
+        }
+        said.push(format!("{name}: {staged} bytes right"));
+        peer.end().await?;
+    }
+    Ok(said.join(", "))
+}
+
 /// Case 31: eight workers, eight queue pairs, many transfers at once, with every call's context checked in debug builds.
 async fn many_workers_make_progress() -> Result<String, Failed> {
     let shape = Shape { layers: 4, blocks: 64, block: 32_768 };
@@ -306,21 +373,24 @@ async fn what_is_not_possible_is_refused_by_name(cuda: &Cuda) -> Result<String, 
     let shm = Device::soft(SoftConfig::new().transport(SoftTransport::Shm))?;
     let pool = KvPool::with_memory(&shm.alloc_pd()?, layout()?, absent, PoolAccess::Both).await;
     said += &format!("\n    no such GPU: {}", pool.err().ok_or("there is no GPU 99")?);
-    // SAFETY: memory of the pool of the driver, which is never given back.
-    let pooled = unsafe { Memory::from_cuda(cuda.pooled(1 << 20)?, shape.bytes(), Box::new(()))? };
-    let (peer, channel) = pair(shape, GPU, pooled).await?;
-    let blocks = channel.pool().claim(&in_order(4))?;
-    match peer::write(&channel, blocks, &in_order(4), None).await {
-        Err(e) if e.to_string().contains("stream-ordered pool") => {
-            said += &format!("\n    stream-ordered: {}", words_of(&*e));
+    for (name, at, words) in [
+        ("stream-ordered", cuda.pooled(1 << 20)?, "stream-ordered pool"),
+        ("mapped", cuda.mapped(1 << 20)?, "mapped by the program"),
+    ] {
+        // SAFETY: memory of the driver's, which is never given back.
+        let memory = unsafe { Memory::from_cuda(at, shape.bytes(), Box::new(()))? };
+        let (peer, channel) = pair(shape, GPU, memory).await?;
+        let blocks = channel.pool().claim(&in_order(4))?;
+        match peer::write(&channel, blocks, &in_order(4), None).await {
+            Err(e) if e.to_string().contains(words) => said += &format!("\n    {name}: {}", words_of(&*e)),
+            Err(e) => return Err(format!("{name} memory: {}", words_of(&*e)).into()),
+            Ok(_) => return Err(format!("{name} memory went to another process").into()),
         }
-        Err(e) => return Err(format!("stream-ordered memory: {}", words_of(&*e)).into()),
-        Ok(_) => return Err("stream-ordered memory went to another process".into()),
+        if channel.path().gpu.ipc.bytes_out != 0 {
+            return Err("bytes of it were counted".into());
+        }
+        peer.end().await?;
     }
-    if channel.path().gpu.ipc.bytes_out != 0 {
-        return Err("bytes of it were counted".into());
-    }
-    peer.end().await?;
     Ok(said)
 }
 
@@ -462,17 +532,20 @@ async fn suite() -> Result<(), Failed> {
         ipc_moves_real_layouts_and_counts_every_byte(),
         slices_inside_of_an_allocation_are_found(),
         a_write_comes_after_its_event(&cuda),
+        layers_go_after_their_events(&cuda),
         many_workers_make_progress(),
         what_is_not_possible_is_refused_by_name(&cuda),
         ipc_speed(&cuda),
         page_one_speed(),
         landed_latency_of_each_path(),
         staging_over_tcp(),
+        memory_of_every_kind_is_staged(&cuda),
     );
     if failed > 0 { Err(format!("{failed} failed").into()) } else { Ok(()) }
 }
 
 fn main() -> ExitCode {
+    warnings::print();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(8).enable_all().build();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = runtime.map_err(Failed::from).and_then(|runtime| match &args[..] {

@@ -19,6 +19,8 @@ enum Message {
     Want {
         ids: Vec<u32>,
         seed: Option<u64>,
+        /// Layer by layer.
+        layers: bool,
     },
     Granted(Grant),
     /// So many blocks were wrong.
@@ -64,7 +66,13 @@ async fn serve_one(channel: &KvChannel, shape: Shape) -> Result<(), Failed> {
             _ = channel.closed() => return Ok(()),
         };
         match message {
-            Message::Want { ids, seed } => {
+            Message::Want { ids, seed, layers: true } => {
+                let (grant, arrivals) = channel.grant_layers(channel.pool().claim(&ids)?)?;
+                say(channel, &Message::Granted(grant)).await?;
+                let wrong = verify(&arrivals.finish().await?, shape, seed.unwrap_or_default())?;
+                say(channel, &Message::Arrived { wrong }).await?;
+            }
+            Message::Want { ids, seed, layers: false } => {
                 let grant = channel.grant(channel.pool().claim(&ids)?)?;
                 say(channel, &Message::Granted(grant)).await?;
                 let arrival = channel.next_arrival().await?;
@@ -140,11 +148,7 @@ pub async fn write_after(
     seed: Option<u64>,
     event: Option<Event>,
 ) -> Result<(f64, Arc<Blocks>), Failed> {
-    say(channel, &Message::Want { ids: to.to_vec(), seed }).await?;
-    let grant = match hear(channel).await? {
-        Message::Granted(grant) => grant,
-        other => return Err(format!("{other:?} instead of a grant").into()),
-    };
+    let grant = want(channel, to, seed, false).await?;
     let request = WriteRequest::new(&grant, from);
     let start = Instant::now();
     let (result, blocks) = channel
@@ -155,11 +159,43 @@ pub async fn write_after(
         .await;
     let took = start.elapsed().as_secs_f64();
     result?;
+    verdict(channel).await?;
+    Ok((took, blocks))
+}
+
+async fn want(channel: &KvChannel, to: &[u32], seed: Option<u64>, layers: bool) -> Result<Grant, Failed> {
+    say(channel, &Message::Want { ids: to.to_vec(), seed, layers }).await?;
     match hear(channel).await? {
-        Message::Arrived { wrong: 0 } => Ok((took, blocks)),
+        Message::Granted(grant) => Ok(grant),
+        other => Err(format!("{other:?} instead of a grant").into()),
+    }
+}
+
+async fn verdict(channel: &KvChannel) -> Result<(), Failed> {
+    match hear(channel).await? {
+        Message::Arrived { wrong: 0 } => Ok(()),
         Message::Arrived { wrong } => Err(format!("{wrong} blocks are wrong at the far end").into()),
         other => Err(format!("{other:?} instead of a verdict").into()),
     }
+}
+
+/// A write by layer, of which each goes after the event that `made` gives for it. From the last event to the landing.
+pub async fn write_layers(
+    channel: &KvChannel,
+    from: Blocks,
+    to: &[u32],
+    seed: u64,
+    mut made: impl FnMut(u32) -> Result<Event, Failed>,
+) -> Result<f64, Failed> {
+    let grant = want(channel, to, Some(seed), true).await?;
+    let mut write = channel.write_layers(WriteRequest::new(&grant, from))?;
+    for layer in 0..write.layers() {
+        write.push_after(layer, made(layer)?)?;
+    }
+    let (landed, _) = write.finish().await;
+    let tail = landed?.tail.as_secs_f64();
+    verdict(channel).await?;
+    Ok(tail)
 }
 
 /// What the far end has counted: bytes, operations, calls of the driver.

@@ -6,10 +6,12 @@ mod common;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{LONG, alone, body, client, config, send, start, whole};
+use common::{LONG, Reading, alone, body, client, config, send, start, streamed, whole};
 use gateway::cluster::Cluster;
+use gateway::directory::LEASE;
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
@@ -22,7 +24,10 @@ struct Server {
 impl Server {
     /// With a data directory and ports of its own.
     async fn fresh() -> Self {
-        let data = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("etcd-{}", std::process::id()));
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("etcd-{}-{number}", std::process::id());
+        let data = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = std::fs::remove_dir_all(&data);
         // Free at this moment.
         let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
@@ -123,4 +128,53 @@ async fn k6_workers_come_and_go_with_their_leases_and_an_outage_of_etcd_stops_no
     cluster.restart(1).await.unwrap();
     until_decode_workers(&cluster, 2).await;
     assert_eq!(ask(&cluster).await, expected);
+}
+
+/// An outage that is longer than every lease: what is known is used meanwhile, and nothing that runs is ended when etcd is back.
+#[tokio::test]
+async fn k6_an_outage_longer_than_the_leases_ends_no_request() {
+    let mut server = Server::fresh().await;
+    let mut config = config(1, 1, "auto");
+    config.directory = Some(server.uri());
+    let cluster = start(config).await;
+    until_decode_workers(&cluster, 1).await;
+    let long = Reading::new(send(&cluster, &streamed("Once upon a time", 900)).await);
+    server.kill().await;
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < 4 * LEASE {
+        let (_, usage) = whole(send(&cluster, &body("Once upon a time", 4)).await).await;
+        assert_eq!(usage["landfall"]["attempts"], 1);
+    }
+    server.restart().await;
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < 4 * LEASE {
+        let (_, usage) = whole(send(&cluster, &body("Once upon a time", 4)).await).await;
+        assert_eq!(usage["landfall"]["attempts"], 1);
+    }
+    let (_, usage) = long.done().await;
+    assert_eq!(usage["landfall"]["attempts"], 1);
+    let metrics =
+        client().get(format!("{}/metrics", cluster.url())).send().await.unwrap().text().await.unwrap();
+    assert!(!metrics.contains("gateway_workers_lost_total{"), "{metrics}");
+}
+
+#[tokio::test]
+async fn a_name_that_a_worker_has_is_not_taken_by_another() {
+    let server = Server::fresh().await;
+    let mut config = config(1, 1, "auto");
+    config.directory = Some(server.uri());
+    let cluster = start(config).await;
+    until_decode_workers(&cluster, 1).await;
+    let second = Command::new(env!("CARGO_BIN_EXE_gateway"))
+        .args(["decode", "--name", "decode-0", "--directory", &server.uri()])
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(LONG, second).await.expect("it ends").unwrap();
+    assert!(!output.status.success());
+    let words = String::from_utf8_lossy(&output.stderr);
+    let expected = format!("a worker of the name decode-0 already, at {}", cluster.workers[1].1.address);
+    assert!(words.contains(&expected), "{words}");
+    // The first one is not the worse for it.
+    let (_, usage) = whole(send(&cluster, &body("Once upon a time", 4)).await).await;
+    assert_eq!(usage["landfall"]["attempts"], 1);
 }

@@ -95,8 +95,8 @@ pub(crate) struct LoadArgs {
     /// How long each measurement takes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
     pub(crate) duration: Duration,
-    /// Where the bytes lie
-    #[arg(long, value_enum, default_value_t = Memory::Host)]
+    /// Where the bytes lie, at both ends: host, or cuda[:N], memory of a GPU (the feature cuda)
+    #[arg(long, value_name = "PLACE", default_value_t = Memory::Host, value_parser = Memory::here)]
     pub(crate) memory: Memory,
     /// How reads are done
     #[arg(long, value_enum, default_value_t = ReadBy::Auto)]

@@ -98,6 +98,11 @@ impl KvDriver {
         })
     }
 
+    /// Whether a layer's transfer has not ended.
+    pub(in crate::kv) fn layer_is_open(&self, id: TransferId) -> bool {
+        self.locked(|inner, _| inner.writes.get(&id).is_some_and(|entry| entry.outcome.is_none()))
+    }
+
     /// Cancels a transfer of several, and so all of them. Answers whether it had not ended before.
     pub(in crate::kv) fn cancel_layer(&self, id: TransferId) -> bool {
         let now = Instant::now();

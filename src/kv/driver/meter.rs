@@ -49,7 +49,7 @@ struct PathMeter {
 /// Payload of one way and direction.
 type GpuBytes = fn(&GpuTraffic) -> u64;
 
-const GPU: [(&str, &str, GpuBytes); 8] = [
+const GPU: [(&str, &str, GpuBytes); 10] = [
     ("ipc", "out", |t| t.ipc.bytes_out),
     ("ipc", "in", |t| t.ipc.bytes_in),
     ("same_process", "out", |t| t.same_process.bytes_out),
@@ -58,6 +58,8 @@ const GPU: [(&str, &str, GpuBytes); 8] = [
     ("host", "in", |t| t.host.bytes_in),
     ("staged", "out", |t| t.staged.bytes_out),
     ("staged", "in", |t| t.staged.bytes_in),
+    ("gpudirect", "out", |t| t.gpudirect.bytes_out),
+    ("gpudirect", "in", |t| t.gpudirect.bytes_in),
 ];
 
 /// One of a channel's counts.

@@ -6,15 +6,18 @@
 //! thread that waits for it.
 //!
 //! ```text
+//!   parts           what it is made of       after      what is done once the lock is released
 //!   calls, writes   what the user asks       events     what the protocol tells
 //!   progress        completions and posts, and the way down of the whole channel
 //!   meter, spans    what is told of transfers to recorders and subscribers
 //!   tasks           one a rail               rail, rails, comeback   a rail, its way down alone, and its way back
 //! ```
 
+mod after;
 mod calls;
 mod closed;
 mod comeback;
+mod direct;
 mod events;
 mod layers;
 mod loans;
@@ -23,6 +26,7 @@ mod meter;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_meter.rs"]
 mod meter;
+mod parts;
 mod progress;
 mod rail;
 mod rails;
@@ -39,13 +43,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
 
-use crate::background;
 use crate::clock::later;
-use crate::connect::Lines;
 use crate::cuda::GpuTraffic;
-use crate::device::ProtectionDomain;
 use crate::kv::arrival::{Arrival, ArrivalError};
 use crate::kv::blocks::Blocks;
 use crate::kv::config::KvConfig;
@@ -59,21 +59,22 @@ use crate::kv::path_check::Carried;
 use crate::kv::pool::KvPool;
 use crate::kv::proto::{Cause, Connection, Ledger, Outcome, Resolution, Token, TransferId};
 use crate::kv::queues::Queue;
-use crate::kv::rail::{Link, QueuePairs};
 use crate::kv::read_choice::Facts;
 use crate::kv::stats::ChannelStats;
 use crate::kv::targets::PeerPool;
 use crate::kv::waiting::Waiting;
-use crate::provider::{self, Cq, Cqe};
+use crate::provider::{self, Cqe};
 use crate::reactor::DriverHandle;
 
 use rail::Rail;
 use rails::Job;
-use tasks::Owner;
 
 pub use closed::{ChannelClosed, MessageError};
+pub(crate) use parts::{Parts, RailHalf, RailParts};
 
-use loans::{Asked, Loans};
+use after::After;
+use direct::Direct;
+use loans::Loans;
 use meter::Meter;
 use reads::Reads;
 
@@ -144,6 +145,7 @@ struct Inner {
     closing: bool,
     stats: ChannelStats,
     meter: Meter,
+    direct: Direct,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
@@ -202,148 +204,7 @@ struct WriteEntry {
     span: tracing::Span,
 }
 
-/// What is to be done after the lock is released.
-#[derive(Default)]
-struct After {
-    wakers: Vec<Waker>,
-    /// Wakers that were replaced or are not needed any more: only dropped, which is the user's code too.
-    replaced: Vec<Waker>,
-    blocks: Vec<Held>,
-    sources: Vec<Arc<Blocks>>,
-    /// What the peer has asked to be written to it.
-    asked: Vec<Asked>,
-    ledger: Option<Ledger>,
-    /// Queue pairs whose destruction blocks.
-    destroy: Vec<(Job, Vec<provider::Qp>)>,
-    lines: Vec<(Option<AbortHandle>, Option<Arc<Lines>>)>,
-    /// Queues of rails that are lost. Destroying one may block, so that it is done last.
-    cqs: Vec<Arc<Cq>>,
-    /// What the peer's driver has said about a rail that is to come back.
-    talk: Vec<(usize, Vec<u8>)>,
-    /// Rails that have come to rest, and are to be brought back.
-    probe: Vec<usize>,
-    nudge: bool,
-}
-
-impl After {
-    /// Whether there is something that a user who hears of the end expects to be back in its place.
-    fn returns(&self) -> bool {
-        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty()) || self.ledger.is_some()
-    }
-}
-
-pub(crate) struct Parts {
-    pub(crate) conn: Connection,
-    /// In the order of the protocol's.
-    pub(crate) rails: Vec<RailParts>,
-    pub(crate) peer: PeerPool,
-    /// What the ledger of `conn` has in doubt.
-    pub(crate) doubts: Vec<TransferId>,
-    pub(crate) pool: KvPool,
-    pub(crate) config: KvConfig,
-    pub(crate) connection_id: u64,
-    pub(crate) reading: Facts,
-    pub(crate) local_epoch: u64,
-    pub(crate) peer_epoch: u64,
-    pub(in crate::kv) pass: Pass,
-    pub(crate) peer_name: String,
-    /// This side has connected the channel.
-    pub(crate) client: bool,
-    pub(crate) on_end: OnEnd,
-}
-
-/// One rail.
-pub(crate) struct RailParts {
-    pub(crate) qps: usize,
-    /// Or why it was left out for now.
-    pub(crate) half: Result<RailHalf, String>,
-    pub(crate) pd: ProtectionDomain,
-    /// Fitted to the device.
-    pub(crate) config: KvConfig,
-    pub(crate) link: Link,
-    /// A connection manager connects it.
-    pub(crate) managed: bool,
-}
-
-/// What a rail that is there consists of.
-pub(crate) struct RailHalf {
-    pub(crate) pairs: QueuePairs,
-    pub(crate) cq: Cq,
-}
-
 impl KvDriver {
-    pub(crate) fn new(parts: Parts, runtime: Handle) -> Arc<Self> {
-        let tasks = parts.rails.iter().map(|_| OnceLock::new()).collect();
-        let exposure = PoolExposure::of(&parts.pool);
-        let this = Arc::new_cyclic(|me: &Weak<Self>| {
-            let (mut queues, mut rails) = (Vec::new(), Vec::new());
-            let several = parts.rails.len() > 1;
-            let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
-            let meter = Meter::new(&parts.peer_name, devices, parts.pool.is_device_memory());
-            for (rail, part) in parts.rails.into_iter().enumerate() {
-                let qps = queues.len()..queues.len() + part.qps;
-                let owner = Arc::new(Owner { driver: me.clone(), rail });
-                rails.push(Rail::new(qps.clone(), part, owner, &mut queues));
-                if several {
-                    queues[qps].iter_mut().for_each(Queue::signal_often);
-                }
-            }
-            if let Some(exposure) = &exposure {
-                queues.iter().for_each(|queue| queue.expose(exposure));
-            }
-            Self {
-                inner: Mutex::new(Inner {
-                    conn: Some(parts.conn),
-                    queues,
-                    rails,
-                    cqes: Box::new([Cqe::default(); BATCH]),
-                    failed: Vec::new(),
-                    unposted: Vec::new(),
-                    strict: parts.config.strict_rails,
-                    client: parts.client,
-                    writes: HashMap::new(),
-                    grants: BTreeMap::new(),
-                    reads: Reads::default(),
-                    loans: Loans::default(),
-                    arrivals: VecDeque::new(),
-                    messages: VecDeque::new(),
-                    doubts: parts.doubts.into_iter().map(|id| (id, None)).collect(),
-                    waiting: Waiting::default(),
-                    state: State::Open,
-                    first_cause: None,
-                    closing: false,
-                    stats: ChannelStats::default(),
-                    meter,
-                    scheduled: None,
-                    returning: 0,
-                    destroying: 0,
-                    batch: Vec::new(),
-                }),
-                config: parts.config,
-                pool: parts.pool,
-                peer: parts.peer,
-                connection_id: parts.connection_id,
-                reading: parts.reading,
-                local_epoch: parts.local_epoch,
-                peer_epoch: parts.peer_epoch,
-                pass: parts.pass,
-                exposure: exposure.clone(),
-                runtime,
-                tasks,
-                on_end: Mutex::new(Some(parts.on_end)),
-                me: me.clone(),
-            }
-        });
-        // One that is not there hears of its device when it comes.
-        let there: Vec<usize> = {
-            let inner = lock(&this.inner);
-            (0..inner.rails.len()).filter(|&rail| inner.rails[rail].cq.is_some()).collect()
-        };
-        there.into_iter().for_each(|rail| this.enrol(rail));
-        this.watch_ports();
-        this
-    }
-
     /// The task that drives a rail, once it has been started.
     pub(crate) fn set_task(&self, rail: usize, task: DriverHandle) {
         if let Some(slot) = self.tasks.get(rail) {
@@ -367,78 +228,6 @@ impl KvDriver {
 
     fn nudge(&self) {
         self.tasks.iter().filter_map(OnceLock::get).for_each(DriverHandle::nudge);
-    }
-
-    /// Runs `f` under the lock, then does what had to wait for its release.
-    fn locked<T>(&self, f: impl FnOnce(&mut Inner, &mut After) -> T) -> T {
-        let mut after = After::default();
-        let out = {
-            let mut inner = lock(&self.inner);
-            let out = f(&mut inner, &mut after);
-            // A timeout that is nearer than what the task sleeps for: it must look again.
-            if let Some(next) = inner.next_timeout()
-                && inner.scheduled.is_none_or(|at| next < at)
-            {
-                inner.scheduled = Some(next);
-                after.nudge = true;
-            }
-            inner.returning += usize::from(after.returns());
-            inner.tell();
-            out
-        };
-        let returns = after.returns();
-        let After {
-            mut wakers,
-            replaced,
-            blocks,
-            sources,
-            asked,
-            ledger,
-            destroy,
-            lines,
-            cqs,
-            talk,
-            probe,
-            nudge,
-        } = after;
-        if nudge {
-            self.nudge();
-        }
-        // Whoever calls holds an `Arc` of it.
-        if let Some(this) = self.me.upgrade() {
-            for (job, queue_pairs) in destroy {
-                let this = this.clone();
-                background::run(move || this.destroy(job, queue_pairs));
-            }
-            talk.into_iter().for_each(|(rail, bytes)| this.hear(rail, &bytes));
-            probe.into_iter().for_each(|rail| this.probe(rail));
-        }
-        for (watch, lines) in lines {
-            // The queue pairs are gone: nobody needs to be told of their end any more.
-            watch.iter().for_each(AbortHandle::abort);
-            drop(lines);
-        }
-        if !cqs.is_empty() {
-            background::run(move || drop(cqs));
-        }
-        // What must not be lost comes before what is the user's code.
-        if let Some(ledger) = ledger {
-            let on_end = lock(&self.on_end).take();
-            if let Some(on_end) = on_end {
-                on_end(ledger);
-            }
-        }
-        drop((blocks, sources));
-        if !asked.is_empty() {
-            wakers.drain(..).for_each(Waker::wake);
-            self.serve(asked);
-        }
-        if returns {
-            lock(&self.inner).returned(&mut wakers);
-        }
-        wakers.into_iter().for_each(Waker::wake);
-        drop(replaced);
-        out
     }
 
     /// Destroys queue pairs: those of a rail, or all that there are, which is the end. Blocks.
@@ -523,7 +312,8 @@ impl KvDriver {
 
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
-        spans::gpu_traffic_of(&lock(&self.inner).queues)
+        let inner = lock(&self.inner);
+        spans::gpu_traffic_of(&inner.queues, &inner.direct)
     }
 
     /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is

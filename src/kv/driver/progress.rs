@@ -226,6 +226,10 @@ impl Inner {
             self.come_up(rail, now, after);
         }
         let id = WrId::decode(cqe.wr_id);
+        if let Err(error) = self.direct.settle(cqe.opcode) {
+            tracing::warn!(%error, "what a network device wrote to memory of a GPU may not be visible there");
+            return self.fail(Cause::Transport, "writes to memory of a GPU could not be flushed", now, after);
+        }
         let Some(conn) = &mut self.conn else { return };
         if !id.recv {
             self.queues[qp].complete(id.key, true, |token, ok| conn.handle_sent(token, ok, now));

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tracing::Span;
 use tracing::field::{Empty, debug};
 
+use super::direct::Direct;
 use super::meter::Meter;
 use super::{Inner, WriteEntry};
 use crate::cuda::GpuTraffic;
@@ -16,9 +17,10 @@ use crate::kv::queues::Queue;
 const TARGET: &str = "landfall::kv";
 
 /// What the queue pairs have carried to and from memory of GPUs.
-pub(super) fn gpu_traffic_of(queues: &[Queue]) -> GpuTraffic {
+pub(super) fn gpu_traffic_of(queues: &[Queue], direct: &Direct) -> GpuTraffic {
     let mut all = GpuTraffic::default();
     queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
+    all.gpudirect = direct.traffic(queues.iter().map(Queue::report_ref));
     all
 }
 
@@ -35,12 +37,12 @@ impl Inner {
         if !self.meter.is_due(&self.stats) {
             return;
         }
-        let Self { meter, stats, queues, rails, .. } = self;
+        let Self { meter, stats, queues, rails, direct, .. } = self;
         let of_rails = rails
             .iter()
             .enumerate()
             .flat_map(|(n, rail)| queues[rail.qps.clone()].iter().map(move |queue| (n, queue.report_ref())));
-        let gpu = || gpu_traffic_of(queues);
+        let gpu = || gpu_traffic_of(queues, direct);
         meter.tell(stats, || path_of(queues), of_rails, gpu);
     }
 

@@ -19,7 +19,7 @@ use super::qp::QpInner;
 use super::rx::Stop;
 use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
 use super::sq::Cause;
-use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Source};
+use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Slot, Source};
 use crate::memory::Mapping;
 use crate::pages::Checked;
 use crate::provider::{QpState, WcStatus};
@@ -30,9 +30,13 @@ const FLIGHTS: usize = 4;
 const PIECES: usize = 4096;
 /// Without order, messages that wait in line: they count as being in assembly.
 const IN_LINE: usize = 256;
+/// The first look at what is staged and was not over at once, and the longest time between two.
+pub(super) const FIRST_LOOK: Duration = Duration::from_micros(10);
+pub(super) const LAST_LOOK: Duration = Duration::from_millis(1);
 /// Copies of up to so many bytes are over in less time than it takes to sleep, and are looked at until then.
 const SHORT: u64 = 1 << 20;
-const SHORT_LOOKS: Duration = Duration::from_micros(12);
+const SHORT_STAGED: u64 = 64 << 10;
+pub(super) const SHORT_LOOKS: Duration = Duration::from_micros(12);
 
 /// How often to look whether a driver is there.
 const DRIVER_LOOK: Duration = Duration::from_millis(1);
@@ -53,6 +57,7 @@ pub(super) enum Way {
 pub(super) enum Hold {
     Memory(Source),
     Map(Arc<PeerMap>),
+    Slot(Arc<Slot>),
 }
 
 /// Copies for one GPU that are collected and not queued.
@@ -94,7 +99,6 @@ pub(super) struct Landings {
     /// Reading goes on with the next look: it waits for a driver.
     waits: bool,
     traffic: GpuTraffic,
-    slot: Vec<u8>,
 }
 
 impl Landings {
@@ -114,22 +118,9 @@ impl Landings {
         self.traffic.staged.sent(bytes.into());
     }
 
-    /// Room for payload that comes over TCP, on its way to a GPU.
-    pub(super) fn slot(&mut self, bytes: usize) -> Vec<u8> {
-        let mut slot = std::mem::take(&mut self.slot);
-        slot.resize(bytes.max(slot.len()), 0);
-        slot
-    }
-
-    pub(super) fn give_back(&mut self, slot: Vec<u8>) {
-        self.slot = slot;
-    }
-
-    /// `bytes` came in a frame for memory of a GPU, over TCP (`staged`) or from a peer on this host.
-    pub(super) fn received(&mut self, bytes: u64, staged: bool) {
-        let traffic = &mut self.traffic;
-        let path = if staged { &mut traffic.staged } else { &mut traffic.host };
-        path.received(bytes);
+    /// `bytes` came in a frame for memory of a GPU, from a peer on this host.
+    pub(super) fn received(&mut self, bytes: u64) {
+        self.traffic.host.received(bytes);
     }
 
     /// Something is being copied, or waits in line.
@@ -208,10 +199,22 @@ impl Landings {
         let between_devices = target.is_some() && matches!(&hold, Hold::Memory(source) if reads(source));
         let collected = self.of(&gpu).map_err(unable_to_copy)?;
         collected.gathers &= between_devices;
-        collected.bytes += len;
-        collected.copier.push(range.addr(), from, len);
-        collected.hold(hold);
-        collected.target(range.mapping());
+        collected.add(range, from, hold);
+        Ok(())
+    }
+
+    /// Adds a copy to `range`, memory of a GPU, of what is in `slot` from `at` on.
+    pub(super) fn collect_staged(
+        &mut self,
+        range: MemRange<'_>,
+        slot: &Arc<Slot>,
+        at: usize,
+    ) -> Result<(), CudaError> {
+        let Some(memory) = range.device() else { return Ok(()) };
+        let len = range.len() as u64;
+        let collected = self.of(memory.gpu())?;
+        collected.add(range, slot.addr() + at as u64, Hold::Slot(slot.clone()));
+        self.traffic.staged.received(len);
         Ok(())
     }
 
@@ -380,21 +383,39 @@ impl Landings {
 }
 
 impl Collected {
-    fn hold(&mut self, hold: Hold) {
+    /// Adds a copy from `from`, of what is held, to `range`.
+    fn add(&mut self, range: MemRange<'_>, from: u64, hold: Hold) {
+        let len = range.len() as u64;
+        self.bytes += len;
+        // Neighbours in two allocations are no neighbours.
+        if self.hold(hold) & self.target(range.mapping()) {
+            self.copier.push(range.addr(), from, len);
+        } else {
+            self.copier.push_apart(range.addr(), from, len);
+        }
+    }
+
+    /// Whether it is what was held last.
+    fn hold(&mut self, hold: Hold) -> bool {
         let same = match (self.holds.last(), &hold) {
             (Some(Hold::Memory(last)), Hold::Memory(source)) => last.is_same(source),
             (Some(Hold::Map(last)), Hold::Map(map)) => Arc::ptr_eq(last, map),
+            (Some(Hold::Slot(last)), Hold::Slot(slot)) => Arc::ptr_eq(last, slot),
             _ => false,
         };
         if !same {
             self.holds.push(hold);
         }
+        same
     }
 
-    fn target(&mut self, mapping: &Arc<Mapping>) {
-        if !self.targets.last().is_some_and(|last| Arc::ptr_eq(last, mapping)) {
+    /// Whether it is what was written to last.
+    fn target(&mut self, mapping: &Arc<Mapping>) -> bool {
+        let same = self.targets.last().is_some_and(|last| Arc::ptr_eq(last, mapping));
+        if !same {
             self.targets.push(mapping.clone());
         }
+        same
     }
 }
 
@@ -409,7 +430,9 @@ impl QpInner {
         if !self.landings.has_collected() {
             return;
         }
-        let short = self.landings.collected_bytes() <= SHORT;
+        // What comes over TCP has more behind it, as a rule.
+        let tcp = matches!(self.link, Link::Up(Stream::Tcp(_)));
+        let short = self.landings.collected_bytes() <= if tcp { SHORT_STAGED } else { SHORT };
         // References that are taken and not copied yet are in front of what is staged.
         let mark = self.link.shm().filter(|_| !self.rx.is_copying()).map(|link| {
             let staged = self.rx.staged().len() as u64;

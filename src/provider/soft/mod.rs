@@ -14,7 +14,7 @@
 //!   rx.rs       frames in     check.rs  what of them is allowed     execute.rs, atomic.rs  what they do
 //!   link.rs     sockets: listening, dialling, who the peer is     reach.rs  by which transport, and why
 //!   srq.rs      shared receive queues
-//!   landings.rs what a GPU copies     looks.rs  when it is asked whether that is over
+//!   landings.rs what a GPU copies     looks.rs  when it is asked whether that is over     staging.rs  over TCP, by way of slots
 //!   frame.rs    the format            mr.rs   keys and memory        tuning.rs   sizes
 //!   faults.rs   faults, where the configuration asks for them       cable.rs   the device's link to its peers, which can be cut
 //!   shm/        a peer on this host, without TCP
@@ -49,6 +49,7 @@ mod service;
 pub(crate) mod shm;
 mod sq;
 mod srq;
+mod staging;
 mod sys;
 mod tuning;
 mod tx;

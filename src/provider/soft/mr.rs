@@ -12,8 +12,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use super::tuning::SLOTS_AT_HAND;
 use super::{SoftDevice, SoftPd};
-use crate::cuda::DeviceMemory;
+use crate::cuda::{DeviceMemory, SlotPool};
 use crate::device::SoftTransport;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
@@ -69,7 +70,14 @@ impl SoftPd {
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(MemoryError::OutOfRange { offset, len, size });
         }
-        let entry = Entry { addr: mapping.addr() + offset, len, access, pd: self.id, mapping };
+        // What it is staged through over TCP is made now: it takes its time, and is there as long as this is registered.
+        let tcp = self.device.transport != SoftTransport::Shm;
+        let slots = mapping.device_memory().filter(|_| tcp).map(|memory| SlotPool::of(memory.gpu()));
+        if let Some(Err(error)) = slots.as_ref().map(|slots| slots.prepare(SLOTS_AT_HAND)) {
+            tracing::warn!(%error, "slots for staging could not be made; they are asked for again when they are needed");
+        }
+        let addr = mapping.addr() + offset;
+        let entry = Entry { addr, len, access, pd: self.id, mapping, _slots: slots };
         let key = self.device.mrs.insert(entry).map_err(|source| MemoryError::Os {
             what: "drawing a key for a registration",
             len,
@@ -86,6 +94,7 @@ struct Entry {
     access: AccessFlags,
     pd: u32,
     mapping: Arc<Mapping>,
+    _slots: Option<Arc<SlotPool>>,
 }
 
 /// Keys are random already.
@@ -289,13 +298,19 @@ impl<'g> MemRange<'g> {
         self.mapping
     }
 
+    /// `len` bytes of it, from `offset` on.
+    pub(super) fn part(self, offset: usize, len: usize) -> Self {
+        assert!(offset + len <= self.len, "a part of it");
+        Self { addr: self.addr + offset as u64, len, ..self }
+    }
+
     /// The memfd behind it, and where this range begins in it. `None` for the user's memory.
     pub(super) fn memfd(self) -> Option<MemfdOf<'g>> {
         MemfdOf::new(self.mapping, self.addr)
     }
 
     /// `offset..+len` of it.
-    pub(super) fn part(self, offset: u64, len: u32) -> Option<Self> {
+    pub(super) fn within(self, offset: u64, len: u32) -> Option<Self> {
         let inside = offset.checked_add(len.into())? <= self.len as u64;
         inside.then_some(Self { addr: self.addr + offset, len: len as usize, ..self })
     }

@@ -16,6 +16,7 @@ use super::reach::{self, Path};
 use super::rx::{Refusal, Rx};
 use super::shm::{ShmDoor, ShmLink};
 use super::sq::SendQueue;
+use super::staging::Staging;
 use super::tuning::{DOORBELL_BYTES, MIN_PEER_TIMEOUT};
 use super::tx::Tx;
 use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, SoftSrq, lock};
@@ -78,6 +79,7 @@ pub(super) struct QpInner {
     pub(super) withdrawals: u64,
     /// Of memory of GPUs.
     pub(super) landings: Landings,
+    pub(super) staging: Staging,
     /// Faults to commit; `None` in ordinary life.
     pub(super) faults: Option<Box<QpFaults>>,
 }
@@ -187,6 +189,7 @@ impl SoftPd {
             inline: Vec::new(),
             withdrawals: 0,
             landings: Landings::default(),
+            staging: Staging::default(),
             faults: self.device.faults_of(qp_num),
         };
         let shared = channel.join(|token| Arc::new(QpShared::new(token, inner)));

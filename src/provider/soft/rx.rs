@@ -1,8 +1,9 @@
 //! Frames in: from the socket to memory. `check.rs` decides what is allowed, `execute.rs` does what has arrived.
 //!
 //! Headers and descriptors come through a small staging buffer. Payload is read straight into the memory that the
-//! descriptors name, several at once, with the staging buffer as the tail for the next header. Over shared memory all that
-//! travels comes through the staging buffer, and large payload is copied from where it is: `shm/receive.rs`.
+//! descriptors name, several at once, with the staging buffer as the tail for the next header; what goes to a GPU is read into a slot
+//! (`staging.rs`). Over shared memory all that travels comes through the staging buffer, and large payload is copied from where it
+//! is: `shm/receive.rs`.
 //!
 //! Nothing that a peer sends is trusted: every descriptor is checked against keys, bounds and state before a byte of
 //! its payload is taken, a request that is not allowed is refused (NAK), and nonsense ends the connection.
@@ -19,8 +20,10 @@ use super::mr::{MemRange, MrGuard, Reach};
 use super::qp::QpInner;
 use super::shm::{Incoming, Reference};
 use super::sq::{Cause, Piece, SendQueue};
+use super::staging::Room;
 use super::sys::{self, RecvVecs};
-use super::tuning::{MAX_DESCS, SEGMENT_BYTES, STAGE_BYTES};
+use super::tuning::{MAX_DESCS, STAGE_BYTES};
+use crate::cuda::SLOT_BYTES;
 use crate::provider::{AccessFlags, QpState, RecvWr, WcStatus};
 
 /// What the peer has just asked for is refused. Sent to it; then the queue pair fails.
@@ -417,7 +420,7 @@ impl QpInner {
                 let guard = self.device.mrs.read();
                 let mut bytes = &rx.staged()[..take as usize];
                 let tcp = matches!(self.link, Link::Up(Stream::Tcp(_)));
-                let (landings, mut put) = (&mut self.landings, Ok(()));
+                let (landings, staging, mut put) = (&mut self.landings, &mut self.staging, Ok(()));
                 memory_of(
                     (&guard, &self.reach),
                     &self.sq,
@@ -429,8 +432,10 @@ impl QpInner {
                         let (now, later) = bytes.split_at(range.len());
                         if range.device().is_none() {
                             range.write(now);
+                        } else if put.is_ok() && tcp {
+                            put = staging.copy_in(landings, range, now);
                         } else if put.is_ok() {
-                            landings.received(now.len() as u64, tcp);
+                            landings.received(now.len() as u64);
                             put = landings.put(range, now);
                         }
                         bytes = later;
@@ -491,6 +496,8 @@ impl QpInner {
             return Ok(Ok(n));
         }
         let guard = self.device.mrs.read();
+        // What goes to memory of a GPU is read into a slot, from its free part on.
+        let (space, staging, mut staged) = (Room::new(), &mut self.staging, 0);
         let mut vecs = RecvVecs::new();
         let mut off = rx.off;
         let mut complete = rx.targets.len() == rx.descs.len();
@@ -501,21 +508,27 @@ impl QpInner {
                 break;
             }
             // An element more than there is room for ends the list; the next read goes on there.
-            let (mut room, mut device) = (true, false);
+            let (mut room, mut unable) = (true, false);
             let taken =
                 memory_of((&guard, &self.reach), &self.sq, desc, target, off, desc.len - off, |range| {
-                    device |= range.device().is_some();
-                    room &= device || vecs.push_range(range);
+                    let Some(memory) = range.device() else {
+                        room = room && vecs.push_range(range);
+                        return;
+                    };
+                    if !room || unable {
+                        return;
+                    }
+                    let Some((slot, from)) = Self::room(staging, &space, memory.gpu()) else {
+                        unable = true;
+                        return;
+                    };
+                    let take = range.len().min(SLOT_BYTES - from - staged);
+                    let pushed = vecs.push_slot(slot, from + staged, take);
+                    staged += if pushed { take } else { 0 };
+                    room = pushed && take == range.len();
                 });
-            if device && at == rx.at {
-                drop(guard);
-                return self.read_staged(limit);
-            }
             match taken {
-                _ if device => {
-                    complete = false;
-                    break;
-                }
+                _ if unable => return Ok(Err(Stop::unable(desc))),
                 Err(stop) if at == rx.at => return Ok(Err(stop)),
                 Ok(()) if room => off = 0,
                 _ => {
@@ -538,65 +551,20 @@ impl QpInner {
         drop(guard);
         self.rx.end += n.saturating_sub(payload);
         let mut left = n.min(payload) as u32;
+        let mut slot = space.into_inner().and_then(Result::ok);
         while left > 0 {
             let take = left.min(self.rx.descs[self.rx.at].len - self.rx.off);
+            if let Some((slot, at)) = &mut slot {
+                match self.collect_staged(slot, *at, take) {
+                    Ok(rest) => *at = rest,
+                    Err(stop) => return Ok(Err(stop)),
+                }
+            }
             if let Err(stop) = self.arrived(take) {
                 return Ok(Err(stop));
             }
             left -= take;
         }
         Ok(Ok(n))
-    }
-
-    /// One read of the payload of the current descriptor, which goes to memory of a GPU, up to `limit` bytes.
-    fn read_staged(&mut self, limit: usize) -> io::Result<Result<usize, Stop>> {
-        let Link::Up(Stream::Tcp(socket)) = &self.link else {
-            return Err(io::ErrorKind::NotConnected.into());
-        };
-        let rx = &self.rx;
-        let desc = rx.descs[rx.at];
-        let room = ((desc.len - rx.off) as usize).min(SEGMENT_BYTES).min(limit);
-        let mut slot = self.landings.slot(room);
-        let n = match sys::recv(socket.as_fd(), &mut slot[..room]) {
-            Ok(n) => n,
-            Err(e) => {
-                self.landings.give_back(slot);
-                return Err(e);
-            }
-        };
-        if n < room && !self.ended {
-            self.readable = false;
-        }
-        let (mut bytes, mut put) = (&slot[..n], Ok(()));
-        let guard = self.device.mrs.read();
-        let landings = &mut self.landings;
-        let taken = memory_of(
-            (&guard, &self.reach),
-            &self.sq,
-            &desc,
-            &rx.targets[rx.at],
-            rx.off,
-            n as u32,
-            |range| {
-                let (now, later) = bytes.split_at(range.len());
-                if range.device().is_none() {
-                    range.write(now);
-                } else if put.is_ok() {
-                    landings.received(now.len() as u64, true);
-                    put = landings.put(range, now);
-                }
-                bytes = later;
-            },
-        );
-        drop(guard);
-        self.landings.give_back(slot);
-        if let Err(stop) = taken {
-            return Ok(Err(stop));
-        }
-        if let Err(error) = put {
-            tracing::warn!(%error, "payload could not be copied to memory of a GPU");
-            return Ok(Err(Stop::unable(&desc)));
-        }
-        Ok(if n == 0 { Ok(0) } else { self.arrived(n as u32).map(|_| n) })
     }
 }

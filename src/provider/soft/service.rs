@@ -36,8 +36,8 @@ impl QpInner {
             Link::Up(_) => {
                 let (paced, stalled) = self.held();
                 let reads = self.readable && self.may_read(stalled);
-                let writes =
-                    self.tx.writable && !paced && !self.tx.dead && (self.tx.ack_due || self.wants_to_send());
+                let held = paced || self.tx.dead || self.tx.is_waiting();
+                let writes = self.tx.writable && !held && (self.tx.ack_due || self.wants_to_send());
                 let unread = matches!(&self.link, Link::Up(Stream::Shm(link)) if link.is_unread());
                 reads || writes || unread || self.tx.dead
             }
@@ -87,7 +87,10 @@ impl QpInner {
             // A dial that was accepted is not yet one that was answered.
             Link::Up(_) => {
                 let look = self.landings.next_look();
-                let waits = [self.rx.not_ready.flatten(), self.connect_by, self.fault_deadline(), look];
+                let sends = self.tx.writable && !self.tx.dead && !self.held().0;
+                let copied = self.tx.look.next().filter(|_| sends);
+                let waits =
+                    [self.rx.not_ready.flatten(), self.connect_by, self.fault_deadline(), look, copied];
                 waits.into_iter().flatten().min()
             }
             _ => self.connect_by,
@@ -377,6 +380,7 @@ impl QpInner {
     /// Before an orderly end: what was executed is acknowledged, as a NIC would have done.
     pub(super) fn last_acks(&mut self) {
         if matches!(self.link, Link::Up(_)) && self.tx.ack_due && self.refusal.is_none() {
+            self.hasten();
             self.transmit(1);
         }
     }
@@ -410,6 +414,7 @@ impl QpInner {
         self.landings.abandon();
         self.connect_by = None;
         self.tx = Tx::default();
+        self.staging.abandon();
         let (cq, dying) = (&self.send_cq, self.dying);
         self.sq.fail(self.qp_num, cause, |cqe| if dying { cq.push_stale(cqe) } else { cq.push(cqe) });
         // The receive of the refused message says what was wrong with it; those of unfinished messages come next.

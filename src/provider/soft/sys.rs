@@ -7,10 +7,12 @@ use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 use std::time::Duration;
 
 use super::mr::MemRange;
 use super::tuning::MAX_IOVECS;
+use crate::cuda::{SLOT_BYTES, Slot};
 
 fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
@@ -251,6 +253,12 @@ impl<'a> SendVecs<'a> {
         self.0.push(range.as_ptr(), range.len())
     }
 
+    /// Adds a part of a slot that nothing writes meanwhile.
+    pub(super) fn push_slot(&mut self, slot: &'a Slot, at: usize, len: usize) -> bool {
+        assert!(at + len <= SLOT_BYTES, "inside of a slot");
+        self.0.push(ptr::with_exposed_provenance_mut(slot.addr() as usize + at), len)
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.0.bytes
     }
@@ -286,6 +294,13 @@ impl<'a> RecvVecs<'a> {
     /// Adds registered memory, with write access. False when the list is full, but for a tail.
     pub(super) fn push_range(&mut self, range: MemRange<'a>) -> bool {
         self.0.len < MAX_IOVECS - 1 && self.0.push(range.as_ptr(), range.len())
+    }
+
+    /// Adds a part of a slot that nobody else uses meanwhile. False as above.
+    pub(super) fn push_slot(&mut self, slot: &'a Slot, at: usize, len: usize) -> bool {
+        assert!(at + len <= SLOT_BYTES, "inside of a slot");
+        let base = ptr::with_exposed_provenance_mut(slot.addr() as usize + at);
+        self.0.len < MAX_IOVECS - 1 && self.0.push(base, len)
     }
 
     /// Adds ordinary memory, as the last element.

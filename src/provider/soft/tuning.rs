@@ -6,6 +6,10 @@ use std::time::Duration;
 pub(super) const MAX_DESCS: usize = 64;
 /// Payload of one frame at most: how long a response or an acknowledgement may wait behind data.
 pub(super) const FRAME_BYTES: usize = 512 << 10;
+/// Frames that are put together while a GPU copies their payload to slots, the one that is sent among them.
+pub(super) const FRAMES_AHEAD: usize = 4;
+/// Slots that are made when memory of a GPU is registered: for those frames, and as many that come.
+pub(super) const SLOTS_AT_HAND: usize = 8;
 /// Payload of one segment of a message at most, so that messages interleave.
 pub(super) const SEGMENT_BYTES: usize = 256 << 10;
 /// The same where a profile reorders: small, so that much interleaves.

@@ -1,7 +1,8 @@
 //! Frames out: responses to READs, requests and acknowledgements, gathered into frames.
 //!
 //! A frame that was begun is finished before the next one; what it points to stays registered or the connection ends. Over
-//! shared memory it says of large payload only where it is: `shm/refer.rs`.
+//! shared memory it says of large payload only where it is: `shm/refer.rs`. Frames whose payload a GPU copies to slots first are put
+//! together ahead of their turn: `staging.rs`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,8 +14,11 @@ use super::qp::QpInner;
 use super::rx::{Expect, Stop};
 use super::shm::{Reference, table_bytes};
 use super::sq::{Cause, Piece};
+use super::staging::{Look, Staged};
 use super::sys::SendVecs;
-use super::tuning::{FRAME_BYTES, MAX_DESCS, MAX_PIECES, SEGMENT_BYTES, SEGMENT_BYTES_UNORDERED};
+use super::tuning::{
+    FRAME_BYTES, FRAMES_AHEAD, MAX_DESCS, MAX_PIECES, SEGMENT_BYTES, SEGMENT_BYTES_UNORDERED,
+};
 use crate::provider::{AccessFlags, QpState, SendOp, WcStatus};
 
 /// Space that is worth a segment: the end of a full frame is left empty rather than cutting a message for less.
@@ -30,21 +34,34 @@ pub(super) enum Response {
 /// A piece of a frame's payload.
 #[derive(Clone, Copy, Debug)]
 enum Out {
-    Memory { addr: u64, len: u32, key: u32, access: AccessFlags },
-    Copied { at: u32, len: u32 },
+    Memory {
+        addr: u64,
+        len: u32,
+        key: u32,
+        access: AccessFlags,
+    },
+    Copied {
+        at: u32,
+        len: u32,
+    },
+    /// Of the frame's slot.
+    Staged {
+        at: u32,
+        len: u32,
+    },
 }
 
 impl Out {
     fn len(self) -> usize {
         match self {
-            Self::Memory { len, .. } | Self::Copied { len, .. } => len as usize,
+            Self::Memory { len, .. } | Self::Copied { len, .. } | Self::Staged { len, .. } => len as usize,
         }
     }
 }
 
-/// The frame being sent, and what waits besides requests.
+/// A frame that is put together, waits for its turn, or is being sent.
 #[derive(Debug, Default)]
-pub(super) struct Tx {
+struct Frame {
     /// Preamble (once), header and descriptors.
     head: Vec<u8>,
     copied: Vec<u8>,
@@ -59,8 +76,24 @@ pub(super) struct Tx {
     done: usize,
     /// The piece that `done` is in, and how much of it is done.
     at: (usize, usize),
-    active: bool,
     has_nak: bool,
+    /// How far its header says that we are.
+    ack: u32,
+    /// What a GPU copies to host memory first.
+    staged: Option<Staged>,
+}
+
+/// The frames, and what waits besides requests.
+#[derive(Debug, Default)]
+pub(super) struct Tx {
+    /// The one that is put together next.
+    frame: Frame,
+    /// The one being sent, and those that wait for their copies behind it.
+    queue: VecDeque<Frame>,
+    /// One that has been sent, for its buffers.
+    spare: Frame,
+    /// When to ask whether the copies for the first one are over.
+    pub(super) look: Look,
     /// Room to work: pieces of a message, and references to them.
     scratch: Vec<Piece>,
     pub(super) references: Vec<Reference>,
@@ -91,16 +124,77 @@ impl Tx {
     }
 
     fn begin(&mut self, cap: usize) {
-        self.head.clear();
-        if let Some(preamble) = self.preamble.take() {
-            self.head.extend_from_slice(&preamble);
+        let (preamble, frame) = (self.preamble.take(), &mut self.frame);
+        frame.head.clear();
+        if let Some(preamble) = preamble {
+            frame.head.extend_from_slice(&preamble);
         }
-        self.head.extend_from_slice(&[0; HEADER]);
-        self.copied.clear();
-        self.pieces.clear();
-        (self.descs, self.payload, self.referred, self.cap) = (0, 0, 0, cap);
+        frame.head.extend_from_slice(&[0; HEADER]);
+        frame.copied.clear();
+        frame.pieces.clear();
+        (frame.descs, frame.payload, frame.referred, frame.cap) = (0, 0, 0, cap);
+        (frame.has_nak, frame.staged) = (false, None);
     }
 
+    /// A table travels instead of `len` bytes of payload.
+    pub(super) fn push_table(&mut self, len: u32, encode: impl FnOnce(&mut Vec<u8>)) {
+        let frame = &mut self.frame;
+        let at = frame.copied.len() as u32;
+        encode(&mut frame.copied);
+        frame.pieces.push(Out::Copied { at, len: frame.copied.len() as u32 - at });
+        frame.referred += len as usize;
+    }
+
+    /// `references` travel instead of `len` bytes of payload.
+    pub(super) fn push_references(&mut self, len: u32) {
+        let frame = &mut self.frame;
+        let at = frame.copied.len() as u32;
+        self.references.iter().for_each(|r| frame.copied.extend_from_slice(&r.encode()));
+        frame.pieces.push(Out::Copied { at, len: frame.copied.len() as u32 - at });
+        frame.referred += len as usize;
+    }
+
+    /// The piece that is pushed next.
+    pub(super) fn next_piece(&self) -> usize {
+        self.frame.pieces.len()
+    }
+
+    /// What was put together waits for its turn.
+    fn finish(&mut self) {
+        let frame = &mut self.frame;
+        frame.set_ack(self.ack);
+        frame.len = frame.head.len() + frame.pieces.iter().map(|piece| piece.len()).sum::<usize>();
+        (frame.done, frame.at) = (0, (0, 0));
+        (self.ack_due, self.owed) = (false, (0, 0));
+    }
+
+    fn enqueue(&mut self) {
+        let spare = std::mem::take(&mut self.spare);
+        self.queue.push_back(std::mem::replace(&mut self.frame, spare));
+    }
+
+    /// The first frame has been sent.
+    fn sent(&mut self) -> (bool, bool) {
+        let Some(mut frame) = self.queue.pop_front() else { return (false, false) };
+        frame.staged = None;
+        let has_nak = frame.has_nak;
+        self.spare = frame;
+        (has_nak, self.queue.is_empty())
+    }
+
+    /// Another frame is put together: there is none, or copies can be made for it meanwhile.
+    fn takes_another(&self) -> bool {
+        let Some(last) = self.queue.back() else { return true };
+        last.staged.is_some() && !last.has_nak && self.queue.len() < FRAMES_AHEAD
+    }
+
+    /// The copies for the first frame are not over.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.look.next().is_some()
+    }
+}
+
+impl Frame {
     fn has_room(&self, inside: usize) -> bool {
         self.descs < MAX_DESCS
             && (self.payload == 0 || self.payload + inside.min(WORTH) <= self.cap)
@@ -132,25 +226,15 @@ impl Tx {
         self.pieces.push(Out::Memory { addr, len, key, access });
     }
 
-    /// `references` travel instead of `len` bytes of payload.
-    pub(super) fn push_references(&mut self, len: u32) {
-        let at = self.copied.len() as u32;
-        self.references.iter().for_each(|r| self.copied.extend_from_slice(&r.encode()));
-        self.pieces.push(Out::Copied { at, len: self.copied.len() as u32 - at });
-        self.referred += len as usize;
-    }
-
-    /// A table travels instead of `len` bytes of payload.
-    pub(super) fn push_table(&mut self, len: u32, encode: impl FnOnce(&mut Vec<u8>)) {
-        let at = self.copied.len() as u32;
-        encode(&mut self.copied);
-        self.pieces.push(Out::Copied { at, len: self.copied.len() as u32 - at });
-        self.referred += len as usize;
-    }
-
-    /// The piece that is pushed next.
-    pub(super) fn next_piece(&self) -> usize {
-        self.pieces.len()
+    /// `len` bytes from `at` on of the frame's slot.
+    fn push_staged(&mut self, at: u32, len: u32) {
+        if let Some(Out::Staged { at: a, len: l }) = self.pieces.last_mut()
+            && *a + *l == at
+        {
+            *l += len;
+            return;
+        }
+        self.pieces.push(Out::Staged { at, len });
     }
 
     /// How far into the frame a piece goes.
@@ -159,13 +243,12 @@ impl Tx {
         (self.head.len() + pieces) as u64
     }
 
-    fn finish(&mut self) {
-        let header = Header { descs: self.descs as u16, ack: self.ack, payload: self.payload as u32 };
+    /// Says how far we are. Nothing of the frame has been sent.
+    fn set_ack(&mut self, ack: u32) {
+        self.ack = ack;
+        let header = Header { descs: self.descs as u16, ack, payload: self.payload as u32 };
         let at = self.head.len() - self.descs * DESC - HEADER;
         self.head[at..at + HEADER].copy_from_slice(&header.encode());
-        self.len = self.head.len() + self.pieces.iter().map(|piece| piece.len()).sum::<usize>();
-        (self.done, self.at, self.active) = (0, (0, 0), true);
-        (self.ack_due, self.owed) = (false, (0, 0));
     }
 
     /// `n` more bytes have gone.
@@ -189,7 +272,7 @@ impl Tx {
 impl QpInner {
     /// Something other than an acknowledgement waits to be sent.
     pub(super) fn wants_to_send(&self) -> bool {
-        self.tx.active
+        !self.tx.queue.is_empty()
             || (!self.is_unproven()
                 && (!self.tx.responses.is_empty() || self.refusal.is_some() || self.sq.wants_to_send()))
     }
@@ -219,15 +302,16 @@ impl QpInner {
                 Some(faults) if faults.is_paced() => break,
                 Some(faults) => faults.may_send(),
             };
-            if !self.tx.active && !self.build(limit) {
+            if !self.next_frame(limit) {
                 break;
             }
             match self.send_some(limit) {
                 Ok((n, all)) => {
                     sent += n;
-                    self.tx.advance(n);
-                    let whole = self.tx.done == self.tx.len;
-                    let referred = if whole { self.tx.referred } else { 0 };
+                    let Some(frame) = self.tx.queue.front_mut() else { break };
+                    frame.advance(n);
+                    let whole = frame.done == frame.len;
+                    let referred = if whole { frame.referred } else { 0 };
                     if let Some(faults) = self.faults.as_deref_mut()
                         && faults.sent(n + referred)
                     {
@@ -235,13 +319,14 @@ impl QpInner {
                         break;
                     }
                     if whole {
-                        self.tx.active = false;
-                        if self.device.profile.completes_at_hand_off() {
+                        let (has_nak, last) = self.tx.sent();
+                        // What is in the frames behind it has not gone.
+                        if last && self.device.profile.completes_at_hand_off() {
                             self.sq.handed_off();
                             self.retire();
                             self.fail_what_is_due();
                         }
-                        if self.tx.has_nak {
+                        if has_nak {
                             self.last_words_sent();
                             break;
                         }
@@ -270,18 +355,22 @@ impl QpInner {
     /// One write of what is left of the frame, up to `limit`: how much went, and whether that was all of it.
     fn send_some(&mut self, limit: usize) -> io::Result<(usize, bool)> {
         let Link::Up(stream) = &self.link else { return Err(io::ErrorKind::NotConnected.into()) };
-        let tx = &self.tx;
+        let Some(frame) = self.tx.queue.front() else { return Ok((0, true)) };
         let guard = self.device.mrs.read();
         let mut vecs = SendVecs::new();
-        if tx.done < tx.head.len() {
-            vecs.push_bytes(&tx.head[tx.done..]);
+        if frame.done < frame.head.len() {
+            vecs.push_bytes(&frame.head[frame.done..]);
         }
-        let (at, mut off) = tx.at;
-        for piece in &tx.pieces[at.min(tx.pieces.len())..] {
+        let (at, mut off) = frame.at;
+        for piece in &frame.pieces[at.min(frame.pieces.len())..] {
             match *piece {
                 Out::Copied { at, len } => {
                     let (at, len) = (at as usize, len as usize);
-                    vecs.push_bytes(&tx.copied[at + off..at + len]);
+                    vecs.push_bytes(&frame.copied[at + off..at + len]);
+                }
+                Out::Staged { at, len } => {
+                    let slot = frame.staged.as_ref().map(Staged::slot).ok_or(io::ErrorKind::Unsupported)?;
+                    vecs.push_slot(slot, at as usize + off, len as usize - off);
                 }
                 Out::Memory { addr, len, key, access } => {
                     let (addr, len) = (addr + off as u64, u64::from(len) - off as u64);
@@ -305,6 +394,52 @@ impl QpInner {
         Ok((n, n == vecs.bytes()))
     }
 
+    /// Puts together frames: one, or some ahead of their turn while a GPU copies for them. False when there is none to send now.
+    fn next_frame(&mut self, limit: usize) -> bool {
+        while self.tx.takes_another() {
+            if !self.build(limit) {
+                break;
+            }
+            let launched = self.tx.frame.staged.as_mut().map_or(Ok(()), |staged| self.staging.launch(staged));
+            if let Err(error) = launched {
+                let first = self.tx.frame.staged.as_ref().and_then(Staged::request);
+                tracing::warn!(%error, "memory of a GPU could not be copied to send it");
+                self.cannot_send(first);
+                return false;
+            }
+            self.tx.enqueue();
+        }
+        let alone = self.tx.queue.len() == 1;
+        let Some(frame) = self.tx.queue.front_mut() else { return false };
+        if frame.done > 0 {
+            return true;
+        }
+        if let Some(staged) = &mut frame.staged {
+            match self.tx.look.at(staged, alone) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(error) => {
+                    let first = staged.request();
+                    tracing::warn!(%error, "memory of a GPU could not be copied to send it");
+                    self.cannot_send(first);
+                    return false;
+                }
+            }
+        }
+        if frame.ack != self.tx.ack {
+            frame.set_ack(self.tx.ack);
+            (self.tx.ack_due, self.tx.owed) = (false, (0, 0));
+        }
+        true
+    }
+
+    /// Before an orderly end: the first frame says how far we are, so that it is not left behind for copies that take microseconds.
+    pub(super) fn hasten(&self) {
+        if let Some(staged) = self.tx.queue.front().and_then(|frame| frame.staged.as_ref()) {
+            staged.wait();
+        }
+    }
+
     /// Puts together the next frame, when no more than `limit` bytes may be sent. False when there is nothing to say.
     fn build(&mut self, limit: usize) -> bool {
         let preamble = self.tx.preamble;
@@ -323,22 +458,23 @@ impl QpInner {
         if let Some(refusal) = &self.refusal
             && proven
             && self.tx.responses.is_empty()
-            && self.tx.descs < MAX_DESCS
+            && self.tx.frame.descs < MAX_DESCS
         {
             let mut desc = Desc::new(Opcode::Nak, refusal.msn);
             desc.status = refusal.nak.code();
-            self.tx.push_desc(&desc);
-            self.tx.has_nak = true;
+            self.tx.frame.push_desc(&desc);
+            self.tx.frame.has_nak = true;
         }
-        if self.tx.descs == 0 && !self.tx.ack_due {
+        // How far we are is said by the first frame that has not begun.
+        if self.tx.frame.descs == 0 && !(self.tx.ack_due && self.tx.queue.is_empty()) {
             self.tx.preamble = preamble;
             return false;
         }
         self.tx.finish();
-        if self.tx.referred > 0
+        if self.tx.frame.referred > 0
             && let Some(link) = self.link.shm()
         {
-            link.rings().settle(|piece| self.tx.end_of(piece));
+            link.rings().settle(|piece| self.tx.frame.end_of(piece));
         }
         true
     }
@@ -355,13 +491,13 @@ impl QpInner {
         // A peer out of its mind may use a number twice.
         acks.dedup();
         let mut rest = acks.as_slice();
-        while let (Some((&first, tail)), true) = (rest.split_first(), self.tx.descs < MAX_DESCS) {
+        while let (Some((&first, tail)), true) = (rest.split_first(), self.tx.frame.descs < MAX_DESCS) {
             let mut desc = Desc::new(Opcode::Ack, first);
             let n = tail.iter().take_while(|m| m.wrapping_sub(first) <= 64).count();
             for m in &tail[..n] {
                 desc.addr |= 1 << (m.wrapping_sub(first) - 1);
             }
-            self.tx.push_desc(&desc);
+            self.tx.frame.push_desc(&desc);
             rest = &tail[n..];
         }
         let told = acks.len() - rest.len();
@@ -376,13 +512,13 @@ impl QpInner {
 
     fn add_response(&mut self) -> bool {
         let segment = self.segment();
-        let room = self.tx.room(segment);
+        let room = self.tx.frame.room(segment);
         let left = match self.tx.responses.front() {
             Some(Response::Read { total, sent, .. }) => total - sent,
             Some(Response::Atomic { .. }) => 0,
             None => return false,
         };
-        if !self.tx.has_room(left as usize) {
+        if !self.tx.frame.has_room(left as usize) {
             return false;
         }
         let Some(mut response) = self.tx.responses.pop_front() else { return false };
@@ -395,12 +531,12 @@ impl QpInner {
                     (*total, *sent, if far { left } else { left.min(room) });
                 let piece = Piece::Memory { addr: from, len: desc.len, key };
                 if !self.refer(&mut desc, AccessFlags::REMOTE_READ, far, &[piece])
-                    && (far || !self.push_piece(from, desc.len, key, AccessFlags::REMOTE_READ))
+                    && (far || !self.push_piece(None, from, desc.len, key, AccessFlags::REMOTE_READ))
                 {
                     self.cannot_send(None);
                     return false;
                 }
-                self.tx.push_desc(&desc);
+                self.tx.frame.push_desc(&desc);
                 *sent += desc.len;
                 if desc.len < left {
                     self.tx.responses.push_front(response);
@@ -409,7 +545,7 @@ impl QpInner {
             Response::Atomic { msn, old } => {
                 let mut desc = Desc::new(Opcode::AtomicResponse, *msn);
                 desc.addr = *old;
-                self.tx.push_desc(&desc);
+                self.tx.frame.push_desc(&desc);
             }
         }
         true
@@ -417,7 +553,7 @@ impl QpInner {
 
     fn add_request(&mut self) -> bool {
         // A connection that is being refused takes no new requests.
-        if self.refusal.is_some() || !self.tx.has_room(0) {
+        if self.refusal.is_some() || !self.tx.frame.has_room(0) {
             return false;
         }
         let segment = self.segment();
@@ -426,8 +562,9 @@ impl QpInner {
         let left = e.total - e.sent;
         let inside = if e.op.is_atomic() { atomic::OPERANDS } else { left };
         let table = e.pages.as_ref().map(|posted| table_bytes(posted.pages.pairs.len()));
-        let fits = table.is_none_or(|table| self.tx.payload == 0 || self.tx.payload + table <= self.tx.cap);
-        if !self.tx.has_room(inside as usize) || !fits {
+        let frame = &self.tx.frame;
+        let fits = table.is_none_or(|table| frame.payload == 0 || frame.payload + table <= frame.cap);
+        if !frame.has_room(inside as usize) || !fits {
             return false;
         }
         let (opcode, imm) = match e.op {
@@ -448,11 +585,11 @@ impl QpInner {
             (desc.addr, desc.rkey) = (remote_addr, rkey);
         }
         if e.op.is_atomic() {
-            let at = self.tx.copied.len() as u32;
-            atomic::encode(&e.op, &mut self.tx.copied);
-            let len = self.tx.copied.len() as u32 - at;
+            let at = self.tx.frame.copied.len() as u32;
+            atomic::encode(&e.op, &mut self.tx.frame.copied);
+            let len = self.tx.frame.copied.len() as u32 - at;
             (desc.total, desc.len) = (len, len);
-            self.tx.pieces.push(Out::Copied { at, len });
+            self.tx.frame.pieces.push(Out::Copied { at, len });
         } else if table.is_some() {
             desc.len = desc.total;
             if !self.refer_pages(&mut desc, msn) {
@@ -462,7 +599,8 @@ impl QpInner {
             self.sq.refer(msn);
         } else if !e.op.has_answer() {
             let far = self.link.shm().is_some() && self.sq.keys(e).any(|key| self.is_device(key));
-            (desc.offset, desc.len) = (e.sent, if far { left } else { left.min(self.tx.room(segment)) });
+            (desc.offset, desc.len) =
+                (e.sent, if far { left } else { left.min(self.tx.frame.room(segment)) });
             let mut pieces = std::mem::take(&mut self.tx.scratch);
             pieces.clear();
             self.sq.pieces(e, desc.offset, desc.len, |piece| pieces.push(piece));
@@ -477,7 +615,7 @@ impl QpInner {
                 return false;
             }
         }
-        self.tx.push_desc(&desc);
+        self.tx.frame.push_desc(&desc);
         self.sq.advance(msn, desc.len);
         true
     }
@@ -492,38 +630,49 @@ impl QpInner {
         for piece in pieces {
             match *piece {
                 Piece::Memory { addr, len, key } => {
-                    if !self.push_piece(addr, len, key, AccessFlags::default()) {
+                    if !self.push_piece(Some(msn), addr, len, key, AccessFlags::default()) {
                         return false;
                     }
                 }
                 Piece::Copied { len } => {
-                    let at = self.tx.copied.len() as u32;
-                    self.tx.pieces.push(Out::Copied { at, len });
+                    let at = self.tx.frame.copied.len() as u32;
+                    self.tx.frame.pieces.push(Out::Copied { at, len });
                 }
             }
         }
         if let Some(e) = self.sq.get(msn) {
-            self.sq.copy_inline(e, desc.offset, desc.len, &mut self.tx.copied);
+            self.sq.copy_inline(e, desc.offset, desc.len, &mut self.tx.frame.copied);
         }
         true
     }
 
-    /// Registered memory travels in the frame, that of a GPU as a copy in host memory: it is staged. That copy is waited for: it
-    /// takes less time than to send it.
-    fn push_piece(&mut self, addr: u64, len: u32, key: u32, access: AccessFlags) -> bool {
+    /// Registered memory travels in the frame, that of a GPU as a copy in a slot: it is staged. `request` is whose payload it is.
+    fn push_piece(
+        &mut self,
+        request: Option<u32>,
+        addr: u64,
+        len: u32,
+        key: u32,
+        access: AccessFlags,
+    ) -> bool {
         let guard = self.device.mrs.read();
-        let range = guard.resolve(key, &self.reach, addr, len.into(), access);
-        let Some(memory) = range.and_then(|range| range.device()) else {
-            self.tx.push_memory(addr, len, key, access);
+        let frame = &mut self.tx.frame;
+        let Some(range) =
+            guard.resolve(key, &self.reach, addr, len.into(), access).filter(|r| r.device().is_some())
+        else {
+            frame.push_memory(addr, len, key, access);
             return true;
         };
-        let at = self.tx.copied.len();
-        self.tx.copied.resize(at + len as usize, 0);
-        if let Err(error) = memory.copy_out(addr, &mut self.tx.copied[at..]) {
-            tracing::warn!(%error, "memory of a GPU could not be copied to send it");
-            return false;
+        if len == 0 {
+            return true;
         }
-        self.tx.pieces.push(Out::Copied { at: at as u32, len });
+        match self.staging.copy_out(&mut frame.staged, range, request) {
+            Ok(at) => frame.push_staged(at, len),
+            Err(error) => {
+                tracing::warn!(%error, "memory of a GPU could not be copied to send it");
+                return false;
+            }
+        }
         self.landings.staged(len);
         true
     }

@@ -6,6 +6,7 @@
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
+use super::gpudirect::RegDmabufMr;
 use super::sys::LibIbverbs;
 use super::sys_cm::LibRdmacm;
 use crate::error::DeviceError;
@@ -54,6 +55,15 @@ fn load(library: &str) -> Result<LibIbverbs, String> {
         }
     }
     Ok(lib)
+}
+
+/// A call that the library may be too old to have. For a library that is loaded already.
+pub(super) fn reg_dmabuf_mr() -> Option<RegDmabufMr> {
+    // SAFETY: the library is loaded already, so that this runs no initialiser, and stays so; the type is that of its manual.
+    unsafe {
+        let lib = libloading::Library::new(IBVERBS).ok()?;
+        lib.get::<RegDmabufMr>(b"ibv_reg_dmabuf_mr\0").ok().map(|symbol| *symbol)
+    }
 }
 
 /// Kernels from 5.12 on copy pinned pages at a fork, so that they stay the device's and a child has its own. On older ones

@@ -10,6 +10,7 @@
 //!   map.rs      numbers to types
 //!   device.rs   devices and ports               caps.rs    what they can do     gids.rs  a port's GID table
 //!   context.rs  contexts, protection domains    mr.rs      memory regions
+//!   gpudirect.rs  memory of GPUs, registered
 //!   cq.rs       channels, completion queues     qp.rs      queue pairs          post.rs  posting
 //!   events.rs   asynchronous events, removal      srq.rs       shared receive queues
 //!   cm.rs       RDMA_CM's identifiers             cm_event.rs  its events
@@ -31,6 +32,7 @@ mod cq;
 mod device;
 mod events;
 mod gids;
+mod gpudirect;
 mod load;
 mod map;
 mod mr;

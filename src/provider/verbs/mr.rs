@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::calls::{check, object};
 use super::context::RawPd;
+use super::gpudirect;
 use super::sys::ibv_mr;
 use crate::background;
 use crate::error::MemoryError;
@@ -67,35 +68,26 @@ impl VerbsMr {
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(MemoryError::OutOfRange { offset, len, size });
         }
-        if mapping.device_memory().is_some() {
-            return Err(MemoryError::Unsupported {
-                what: "registering memory of a GPU (GPUDirect)",
-                device: "an RDMA device".to_owned(),
-                fix: "use a soft device on one host, or register host memory",
-            });
-        }
         let length = usize::try_from(len)
             .map_err(|_| MemoryError::Length { asked: len, fix: "no address space is that large" })?;
         // Verbs demands local write access with remote write and remote atomic access.
         let remote_writes =
             access.contains(AccessFlags::REMOTE_WRITE) || access.contains(AccessFlags::REMOTE_ATOMIC);
         let access = if remote_writes { access.union(AccessFlags::LOCAL_WRITE) } else { access };
+        if let Some(memory) = mapping.device_memory() {
+            let calls = gpudirect::Calls::of(pd.context.lib);
+            let range = (mapping.addr() + offset, len);
+            // SAFETY: a live domain; the mapping, which the range was checked to be in, outlives `Pinned`'s deregistration.
+            let raw = unsafe { calls.register(pd.raw(), memory, range, access) }?;
+            return Ok(Self::of(pd, raw, length, mapping));
+        }
         let addr = std::ptr::with_exposed_provenance_mut((mapping.addr() + offset) as usize);
         let with = |access: AccessFlags| {
             // SAFETY: the range is inside of the mapping, by the check above, and stays mapped until `Pinned`'s drop
             // has deregistered it. The access flags are bits of enum ibv_access_flags.
             object(unsafe { pd.context.lib.ibv_reg_mr(pd.raw(), addr, length, access.0 as i32) })
         };
-        let register = || match with(access) {
-            // An optional flag, and a kernel or a driver from before there were such.
-            Err(e)
-                if access.contains(AccessFlags::RELAXED_ORDERING)
-                    && matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
-            {
-                with(access.without(AccessFlags::RELAXED_ORDERING))
-            }
-            registered => registered,
-        };
+        let register = || gpudirect::relaxed(access, with);
         let no_memory = |e: &io::Error| e.raw_os_error() == Some(libc::ENOMEM);
         let raw = match register() {
             // Regions that were dropped may not have been unpinned yet, and count against the limit until then.
@@ -106,9 +98,14 @@ impl VerbsMr {
             true => MemoryError::Register { len, memlock: memlock(), source },
             false => MemoryError::Os { what: "registering memory", len, source },
         })?;
-        // SAFETY: a region that was registered just now.
+        Ok(Self::of(pd, raw, length, mapping))
+    }
+
+    /// What was registered just now.
+    fn of(pd: &Arc<RawPd>, raw: NonNull<ibv_mr>, length: usize, mapping: Arc<Mapping>) -> Self {
+        // SAFETY: a live region.
         let (lkey, rkey) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
-        Ok(Self { pinned: Some(Pinned { pd: pd.clone(), raw, length, mapping }), lkey, rkey })
+        Self { pinned: Some(Pinned { pd: pd.clone(), raw, length, mapping }), lkey, rkey }
     }
 
     pub(crate) fn lkey(&self) -> u32 {

@@ -29,6 +29,9 @@ use crate::protocol::{Worker, words};
 const PREFIX: &str = "landfall/gateway/workers/";
 /// Before something that has failed is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How often a connection is asked whether it lives. A server closes one that asks more often than every 5 s (etcd's
+/// `--grpc-keepalive-min-time`).
+const PING: Duration = Duration::from_secs(6);
 /// For a name that another worker has, and for workers to register again after an outage.
 const PATIENCE: Duration = Duration::from_secs(3 * LEASE.as_secs());
 
@@ -47,7 +50,7 @@ impl Etcd {
     async fn client(&self) -> Result<Client, Error> {
         let options = ConnectOptions::new()
             .with_connect_timeout(Duration::from_secs(2))
-            .with_keep_alive(Duration::from_secs(1), Duration::from_secs(2))
+            .with_keep_alive(PING, LEASE)
             .with_keep_alive_while_idle(true);
         Client::connect(&self.servers, Some(options)).await
     }
@@ -214,7 +217,7 @@ fn follow_in_background(
     sender: watch::Sender<Workers>,
 ) -> Task {
     task(async move {
-        let mut view = View { known, missed: Known::new(), until: Instant::now(), sender };
+        let mut view = View { known, missed: BTreeMap::new(), sender };
         loop {
             if let Err(error) = view.follow(&mut stream).await {
                 tracing::warn!(error = words(&error), "etcd: the watch has ended");
@@ -236,33 +239,36 @@ fn follow_in_background(
 /// What a gateway knows.
 struct View {
     known: Known,
-    /// Those that were there before an outage and have not registered again. They count as there,
-    missed: Known,
-    /// until then.
-    until: Instant,
+    /// Those that were there before an outage and have not registered again. They count as there until then.
+    missed: BTreeMap<Vec<u8>, (Worker, Instant)>,
     sender: watch::Sender<Workers>,
 }
 
 impl View {
     fn read_again(&mut self, again: Known) {
-        let before = std::mem::replace(&mut self.known, again);
-        self.missed.extend(before);
+        // Those that were missed before keep their time.
+        let until = Instant::now() + PATIENCE;
+        for (key, worker) in std::mem::replace(&mut self.known, again) {
+            self.missed.insert(key, (worker, until));
+        }
         self.missed.retain(|key, _| !self.known.contains_key(key));
-        self.until = Instant::now() + PATIENCE;
         self.tell();
     }
 
     fn tell(&self) {
-        self.sender.send_replace(list(self.known.values().chain(self.missed.values())));
+        self.sender
+            .send_replace(list(self.known.values().chain(self.missed.values().map(|(worker, _)| worker))));
     }
 
     /// Until the watch ends.
     async fn follow(&mut self, stream: &mut WatchStream) -> Result<(), Error> {
         loop {
+            let first = self.missed.values().map(|(_, until)| *until).min();
             let changes = tokio::select! {
                 changes = stream.message() => changes?,
-                () = tokio::time::sleep_until(self.until), if !self.missed.is_empty() => {
-                    self.missed.clear();
+                () = tokio::time::sleep_until(first.unwrap_or_else(Instant::now)), if first.is_some() => {
+                    let now = Instant::now();
+                    self.missed.retain(|_, (_, until)| *until > now);
                     self.tell();
                     continue;
                 }

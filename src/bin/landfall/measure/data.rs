@@ -9,7 +9,7 @@ use landfall::device::Device;
 use landfall::kv::{Bootstrap, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
 use landfall::memory::Memory;
 
-use super::talk::{self, Shape};
+use super::talk::{self, Memory as Place, Shape};
 use super::units::show_bytes;
 use crate::device::{DeviceArgs, Side};
 use crate::output::Error;
@@ -54,25 +54,39 @@ impl Setup {
 
     /// Whose channels carry control messages.
     pub(crate) async fn control(&self) -> Result<KvEndpoint, Error> {
-        self.endpoint(Layout::contiguous(1, 1, 4096)?, PoolAccess::Source, self.config()).await
+        let layout = Layout::contiguous(1, 1, 4096)?;
+        let memory = Memory::anonymous(layout.required_bytes());
+        self.endpoint(layout, memory, PoolAccess::Source, self.config()).await
     }
 
     /// Whose channel carries what is measured, with `blocks` blocks.
     pub(crate) async fn data(&self, shape: &Shape, blocks: u64, qps: usize) -> Result<KvEndpoint, Error> {
         let config = self.config().qps(qps).spin(Duration::from_micros(shape.spin_us));
-        self.endpoint(layout(shape, blocks)?, PoolAccess::Both, config).await
+        let layout = layout(shape, blocks)?;
+        let memory = memory(shape.memory, layout.required_bytes())?;
+        self.endpoint(layout, memory, PoolAccess::Both, config).await
     }
 
     async fn endpoint(
         &self,
         layout: Layout,
+        memory: Memory,
         access: PoolAccess,
         config: KvConfig,
     ) -> Result<KvEndpoint, Error> {
         let domains = self.devices.iter().map(Device::alloc_pd).collect::<Result<Vec<_>, _>>()?;
-        let memory = Memory::anonymous(layout.required_bytes());
         let pool = KvPool::on_rails(&domains.iter().collect::<Vec<_>>(), layout, memory, access).await?;
         Ok(KvEndpoint::named(pool, config, talk::NAME)?)
+    }
+}
+
+fn memory(place: Place, bytes: u64) -> Result<Memory, Error> {
+    match place {
+        Place::Host => Ok(Memory::anonymous(bytes)),
+        #[cfg(feature = "cuda")]
+        Place::Cuda(device) => Ok(Memory::cuda(device, bytes)),
+        #[cfg(not(feature = "cuda"))]
+        Place::Cuda(_) => Err(talk::NO_CUDA.into()),
     }
 }
 

@@ -4,6 +4,8 @@
 //! channels, each with the layout that it wants. A message has a version and at most [`MOST`] bytes; unknown fields are ignored.
 //! Every number of a peer is checked before it is used ([`Shape::check`]).
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use landfall::counters::{CountUnit, Verdict};
@@ -66,14 +68,65 @@ pub(crate) enum ReadBy {
     RemoteWrite,
 }
 
-/// Where the bytes lie.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
+/// Where the bytes lie, at both ends: `host`, `cuda` or `cuda:N`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(crate) enum Memory {
     /// Anonymous memory of the host, faulted in.
     #[default]
     Host,
+    /// Of the GPU of that ordinal.
+    Cuda(u32),
+}
+
+impl Memory {
+    /// As an argument, of which this program must be capable.
+    pub(crate) fn here(text: &str) -> Result<Self, String> {
+        match text.parse()? {
+            Self::Cuda(_) if !cfg!(feature = "cuda") => Err(NO_CUDA.to_owned()),
+            memory => Ok(memory),
+        }
+    }
+}
+
+/// A peer may ask for what this program cannot do.
+pub(crate) const NO_CUDA: &str = "memory of a GPU: this landfall was built without the feature cuda; build it with --features cli,cuda, at both ends";
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Cuda(0) => f.write_str("cuda"),
+            Self::Cuda(device) => write!(f, "cuda:{device}"),
+        }
+    }
+}
+
+impl FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let device = match text {
+            "host" => return Ok(Self::Host),
+            "cuda" => Some(0),
+            _ => text.strip_prefix("cuda:").and_then(|device| device.parse().ok()),
+        };
+        device.map(Self::Cuda).ok_or_else(|| format!("{text:?} is no memory: host, cuda or cuda:N"))
+    }
+}
+
+impl From<Memory> for String {
+    fn from(memory: Memory) -> Self {
+        memory.to_string()
+    }
+}
+
+impl TryFrom<String> for Memory {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
 }
 
 /// A transfer, and how many of them: what both ends need to know before they have a channel for it.

@@ -179,7 +179,7 @@ impl QpInner {
             let Some((from, to, left)) = incoming.checked.pages.at(u64::from(rx.off + take)) else { break };
             let len = left.min(most - take);
             let (Some(part), Some(reference)) =
-                (range.part(to - incoming.checked.spans.target.start, len), source(from, len))
+                (range.within(to - incoming.checked.spans.target.start, len), source(from, len))
             else {
                 return Err(Stop::Nonsense);
             };

@@ -11,10 +11,10 @@ use crate::provider::soft::frame::{DESC, Desc, HEADER, Opcode, PREAMBLE, Preambl
 use crate::provider::soft::shm::inspect::{lent_to_us, play_two_processes};
 
 /// Two sides, and a driver with two GPUs.
-struct Gpus {
-    pair: Pair,
-    cuda: Arc<Cuda>,
-    fake: Arc<Fake>,
+pub(super) struct Gpus {
+    pub(super) pair: Pair,
+    pub(super) cuda: Arc<Cuda>,
+    pub(super) fake: Arc<Fake>,
 }
 
 impl Gpus {
@@ -22,7 +22,7 @@ impl Gpus {
         Self::over(SoftTransport::Shm, profile)
     }
 
-    fn over(on: SoftTransport, profile: Profile) -> Self {
+    pub(super) fn over(on: SoftTransport, profile: Profile) -> Self {
         let (cuda, fake) = Fake::new(2);
         let mut pair = Pair::new(on, profile);
         pair.meet();
@@ -30,7 +30,7 @@ impl Gpus {
     }
 
     /// Memory of a side, of a GPU of the same number or of the host.
-    fn region(&self, a: bool, len: u64, on_gpu: bool) -> Region<Exposed> {
+    pub(super) fn region(&self, a: bool, len: u64, on_gpu: bool) -> Region<Exposed> {
         let side = if a { &self.pair.a } else { &self.pair.b };
         if on_gpu { self.on(side, u32::from(!a), len) } else { side.region(len, ALL) }
     }
@@ -54,7 +54,7 @@ impl Drop for Gpus {
     }
 }
 
-fn traffic(qp: &Qp) -> crate::cuda::GpuTraffic {
+pub(super) fn traffic(qp: &Qp) -> crate::cuda::GpuTraffic {
     qp.gpu_traffic()
 }
 
@@ -263,8 +263,9 @@ fn r7_memory_is_lent_again_while_it_is_on_its_way_back() {
 
 #[test]
 fn k9_memory_that_ipc_does_not_export_is_refused_at_the_post_and_goes_within_a_process() {
-    let send = |g: &mut Gpus| {
-        let memory = Memory::from_cuda_of(&g.cuda, g.fake.foreign(0, 8192, true), 8192).unwrap();
+    let send = |g: &mut Gpus, pooled| {
+        let at = if pooled { g.fake.foreign(0, 8192, true) } else { g.fake.mapped(0, 8192) };
+        let memory = Memory::from_cuda_of(&g.cuda, at, 8192).unwrap();
         let pd = &g.pair.a.pd;
         let from = Region::register(pd, memory.map_for(pd).unwrap(), ALL).unwrap();
         let to = g.region(false, 8192, true);
@@ -276,12 +277,17 @@ fn k9_memory_that_ipc_does_not_export_is_refused_at_the_post_and_goes_within_a_p
         }
         posted
     };
-    let mut here = Gpus::new(Profile::Default);
-    send(&mut here).unwrap();
+    let kinds = [(true, "stream-ordered"), (false, "mapped by the program")];
+    for (pooled, _) in kinds {
+        for on in [SoftTransport::Shm, SoftTransport::Tcp] {
+            send(&mut Gpus::over(on, Profile::Default), pooled).unwrap();
+        }
+    }
     play_two_processes();
-    let mut apart = Gpus::new(Profile::Default);
-    let refused = send(&mut apart).unwrap_err();
-    assert!(refused.source.to_string().contains("stream-ordered"), "{}", refused.source);
+    for (pooled, words) in kinds {
+        let refused = send(&mut Gpus::new(Profile::Default), pooled).unwrap_err();
+        assert!(refused.source.to_string().contains(words), "{}", refused.source);
+    }
 }
 
 #[test]
@@ -467,7 +473,8 @@ fn k1_an_atomic_is_not_answered_before_the_copies_in_front_of_it_are_over() {
         let (old, number) =
             (g.pair.a.region(8, ALL), g.pair.b.region(8, ALL.union(AccessFlags::REMOTE_ATOMIC)));
         fill(&from, 0, &pattern(LEN as usize, 8));
-        g.fake.hold(true);
+        // Of the receiver's GPU: over TCP the sender's copies too.
+        g.fake.hold_on(1, true);
         post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, LEN)]);
         let remote = number.remote();
         let add = SendOp::FetchAdd { remote_addr: remote.addr, rkey: remote.rkey, add: 3 };
@@ -477,7 +484,7 @@ fn k1_an_atomic_is_not_answered_before_the_copies_in_front_of_it_are_over() {
         assert_eq!(ids(&a), [(1, WcStatus::Success), (2, WcStatus::Success)]);
         assert_eq!(contents(&number, 0, 8), 3u64.to_ne_bytes());
         assert_eq!(contents(&to, 0, LEN as usize), pattern(LEN as usize, 8));
-        g.fake.hold(false);
+        g.fake.hold_on(1, false);
     }
 }
 

@@ -31,6 +31,8 @@ mod profiles;
 mod shared;
 mod shm;
 mod shm_hostile;
+#[cfg(feature = "cuda")]
+mod staging;
 mod unordered;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,121 @@
+//! What is done after the lock of a driver is released: wakers fire, blocks go back, queue pairs are destroyed.
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use tokio::task::AbortHandle;
+
+use super::loans::Asked;
+use super::rails::Job;
+use super::{Inner, KvDriver};
+use crate::background;
+use crate::connect::Lines;
+use crate::kv::blocks::Blocks;
+use crate::kv::lock;
+use crate::kv::parts::Held;
+use crate::kv::proto::Ledger;
+use crate::provider::{self, Cq};
+
+/// What is to be done after the lock is released.
+#[derive(Default)]
+pub(super) struct After {
+    pub(super) wakers: Vec<Waker>,
+    /// Wakers that were replaced or are not needed any more: only dropped, which is the user's code too.
+    pub(super) replaced: Vec<Waker>,
+    pub(super) blocks: Vec<Held>,
+    pub(super) sources: Vec<Arc<Blocks>>,
+    /// What the peer has asked to be written to it.
+    pub(super) asked: Vec<Asked>,
+    pub(super) ledger: Option<Ledger>,
+    /// Queue pairs whose destruction blocks.
+    pub(super) destroy: Vec<(Job, Vec<provider::Qp>)>,
+    pub(super) lines: Vec<(Option<AbortHandle>, Option<Arc<Lines>>)>,
+    /// Queues of rails that are lost. Destroying one may block, so that it is done last.
+    pub(super) cqs: Vec<Arc<Cq>>,
+    /// What the peer's driver has said about a rail that is to come back.
+    pub(super) talk: Vec<(usize, Vec<u8>)>,
+    /// Rails that have come to rest, and are to be brought back.
+    pub(super) probe: Vec<usize>,
+    pub(super) nudge: bool,
+}
+
+impl After {
+    /// Whether there is something that a user who hears of the end expects to be back in its place.
+    fn returns(&self) -> bool {
+        !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty()) || self.ledger.is_some()
+    }
+}
+
+impl KvDriver {
+    /// Runs `f` under the lock, then does what had to wait for its release.
+    pub(super) fn locked<T>(&self, f: impl FnOnce(&mut Inner, &mut After) -> T) -> T {
+        let mut after = After::default();
+        let out = {
+            let mut inner = lock(&self.inner);
+            let out = f(&mut inner, &mut after);
+            // A timeout that is nearer than what the task sleeps for: it must look again.
+            if let Some(next) = inner.next_timeout()
+                && inner.scheduled.is_none_or(|at| next < at)
+            {
+                inner.scheduled = Some(next);
+                after.nudge = true;
+            }
+            inner.returning += usize::from(after.returns());
+            inner.tell();
+            out
+        };
+        let returns = after.returns();
+        let After {
+            mut wakers,
+            replaced,
+            blocks,
+            sources,
+            asked,
+            ledger,
+            destroy,
+            lines,
+            cqs,
+            talk,
+            probe,
+            nudge,
+        } = after;
+        if nudge {
+            self.nudge();
+        }
+        // Whoever calls holds an `Arc` of it.
+        if let Some(this) = self.me.upgrade() {
+            for (job, queue_pairs) in destroy {
+                let this = this.clone();
+                background::run(move || this.destroy(job, queue_pairs));
+            }
+            talk.into_iter().for_each(|(rail, bytes)| this.hear(rail, &bytes));
+            probe.into_iter().for_each(|rail| this.probe(rail));
+        }
+        for (watch, lines) in lines {
+            // The queue pairs are gone: nobody needs to be told of their end any more.
+            watch.iter().for_each(AbortHandle::abort);
+            drop(lines);
+        }
+        if !cqs.is_empty() {
+            background::run(move || drop(cqs));
+        }
+        // What must not be lost comes before what is the user's code.
+        if let Some(ledger) = ledger {
+            let on_end = lock(&self.on_end).take();
+            if let Some(on_end) = on_end {
+                on_end(ledger);
+            }
+        }
+        drop((blocks, sources));
+        if !asked.is_empty() {
+            wakers.drain(..).for_each(Waker::wake);
+            self.serve(asked);
+        }
+        if returns {
+            lock(&self.inner).returned(&mut wakers);
+        }
+        wakers.into_iter().for_each(Waker::wake);
+        drop(replaced);
+        out
+    }
+}
