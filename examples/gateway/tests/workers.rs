@@ -62,12 +62,12 @@ async fn k7_a_worker_that_is_always_full_ends_in_504_at_the_deadline_and_is_not_
     let decode = Fake::decode("d", counts).await;
     let gateway = gateway(&[&prefill, &decode], |_| ()).await;
     let mut request = body("x", 3);
-    request["timeout"] = json!(2);
+    request["timeout"] = json!(5);
     let (status, error) = error(gateway.ask(&request).await).await;
     assert_eq!((status, &error["type"]), (504, &json!("deadline")));
     assert!(error["message"].as_str().unwrap().contains("full"), "{error}");
-    // 50, 100, 200, 400, 800, 800 ms: never more, however slow this machine is.
-    assert!((2..=7).contains(&prefill.begun()), "{}", prefill.begun());
+    // After 50, 100, 200, 400 ms, and from then on 800: never more, however slow this machine is.
+    assert!((2..=10).contains(&prefill.begun()), "{}", prefill.begun());
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn k5_a_worker_that_hangs_in_mid_request_does_not_eat_the_deadline() {
     let hangs = Fake::prefill("a", move |_| stuck(&alive)).await;
     let silent = Fake::decode("c", |_| stuck("")).await;
     let (prefill, decode) = (Fake::prefill("b", well).await, Fake::decode("d", counts).await);
-    let gateway = gateway(&[&hangs, &silent, &prefill, &decode], |args| args.stall = 1.0).await;
+    let gateway = gateway(&[&hangs, &silent, &prefill, &decode], |args| args.stall = 3.0).await;
     // Whichever prompt: one of them is the hanging worker's first.
     let mut through_both = 0;
     for word in ["a", "b", "c", "d", "e", "f"] {
@@ -134,8 +134,8 @@ async fn k5_a_worker_that_hangs_in_mid_request_does_not_eat_the_deadline() {
 async fn k5_a_worker_that_works_for_longer_than_it_may_be_silent_is_waited_for() {
     let prefill = Fake::prefill("p", |_| {
         let body = async_stream::stream! {
-            for _ in 0..10 {
-                tokio::time::sleep(Duration::from_millis(300)).await;
+            for _ in 0..90 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
                 yield Ok::<_, std::io::Error>(line(&PrefillEvent::Working));
             }
             yield Ok(line(&PrefillEvent::Done(landed())));
@@ -143,8 +143,8 @@ async fn k5_a_worker_that_works_for_longer_than_it_may_be_silent_is_waited_for()
         axum::body::Body::from_stream(body).into_response()
     });
     let (prefill, decode) = (prefill.await, Fake::decode("d", counts).await);
-    // Ten times as long as from one sign of life to the next, for a busy machine; and less than all of it.
-    let gateway = gateway(&[&prefill, &decode], |args| args.stall = 2.9).await;
+    // Eighty times as long as from one sign of life to the next, for a busy machine; and less than all of it.
+    let gateway = gateway(&[&prefill, &decode], |args| args.stall = 8.0).await;
     let (text, usage) = whole(gateway.ask(&body("x", 3)).await).await;
     assert_eq!((&*text, usage["landfall"]["attempts"].as_u64()), (ANSWER, Some(1)));
 }
