@@ -61,6 +61,7 @@ impl DeviceMemory {
         match *self {}
     }
 
+    #[cfg(feature = "verbs")]
     pub(crate) fn dma_buf(&self) -> Result<(std::os::fd::OwnedFd, std::ops::Range<u64>), CudaError> {
         match *self {}
     }
