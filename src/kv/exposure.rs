@@ -207,7 +207,7 @@ impl provider::Exposure for PoolExposure {
     }
 
     /// Whole blocks of some layers are looked up once for all of those.
-    fn exposes_pages(&self, addr: u64, pages: &Pages) -> bool {
+    fn exposes_pages(&self, addr: u64, pages: &Pages, most: u64) -> Option<bool> {
         let layout = &self.layout;
         let first = addr.checked_sub(self.base).filter(|at| at.is_multiple_of(layout.layer_stride().max(1)));
         let first = first.map(|at| at / layout.layer_stride().max(1));
@@ -215,9 +215,10 @@ impl provider::Exposure for PoolExposure {
             == (pages.target.layer, pages.target.block, u64::from(pages.piece));
         let inside = first.and_then(|first| first.checked_add(pages.layers.into()));
         if ours && inside.is_some_and(|end| end <= layout.layers().into()) {
-            return pages.targets().all(|block| self.written.has(block));
+            return Some(pages.targets().all(|block| self.written.has(block)));
         }
-        pages.targets_of(addr).all(|(at, len)| self.exposes(at, len.into(), AccessFlags::REMOTE_WRITE))
+        let exposes = |(at, len): (u64, u32)| self.exposes(at, len.into(), AccessFlags::REMOTE_WRITE);
+        (pages.pieces() <= most).then(|| pages.targets_of(addr).all(exposes))
     }
 }
 
@@ -256,8 +257,11 @@ mod tests {
             ("from a block on", 1016, of(160, 16, 16, 4, &[0, 1, 4]), true),
             ("from a block on, too far", 1016, of(160, 16, 16, 4, &[0, 5]), false),
         ] {
-            assert_eq!(exposure.exposes_pages(at, &pages), exposed, "{what}");
+            assert_eq!(exposure.exposes_pages(at, &pages, 20), Some(exposed), "{what}");
         }
+        // Whole blocks are few things to look at, in however many layers, and others are not.
+        assert_eq!(exposure.exposes_pages(1000, &of(160, 16, 16, 4, &[1, 2, 5]), 3), Some(true));
+        assert_eq!(exposure.exposes_pages(1000, &of(160, 8, 8, 4, &[2, 3, 4, 5, 11]), 19), None);
     }
 
     const BASE: u64 = 0x7000;
