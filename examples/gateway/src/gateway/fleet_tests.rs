@@ -184,25 +184,33 @@ fn over(fleet: &Fleet) {
     }
 }
 
+/// What is closed is so for longer than a test takes.
+fn lengthen(closed: &mut Closed) {
+    closed.until = closed.until.map(|until| until + Duration::from_secs(3600));
+}
+
 #[test]
 fn what_many_requests_tell_of_one_failure_counts_once_and_a_full_worker_is_no_less_suspect() {
     let decode = worker(Role::Decode, 0, 2);
     let fleet = fleet(8, &[worker(Role::Prefill, 0, 1), decode.clone()]);
+    let (mut closed, now) = (Closed::default(), Instant::now());
+    let half = SUSPECT / 2;
     for _ in 0..16 {
-        let time = fleet.suspect(&decode);
-        assert!(time <= SUSPECT, "{time:?}");
+        assert_eq!(closed.again(now, SUSPECT), SUSPECT);
+        assert_eq!(closed.again(now + half, SUSPECT), half);
     }
+    // The next failure is another one.
+    assert_eq!(closed.again(now + SUSPECT, SUSPECT), 2 * SUSPECT);
     // It says that it is full, and that this is over: it has still failed.
+    assert!(fleet.suspect(&decode) > Duration::ZERO);
     fleet.full(&decode);
     for member in fleet.lock().members.values_mut() {
         member.full.until = None;
+        lengthen(&mut member.failed);
     }
     let mut waits = ask(&fleet, &[]).unwrap();
     assert!((&mut waits).now_or_never().is_none());
     assert_eq!(fleet.levels().decode_workers, 0);
-    // The next failure is another one.
-    over(&fleet);
-    assert!(fleet.suspect(&decode) > SUSPECT);
     over(&fleet);
     fleet.tick();
     assert!((&mut waits).now_or_never().flatten().is_some());
@@ -221,6 +229,9 @@ fn one_to_avoid_is_left_alone_while_another_is_merely_full() {
     assert!((&mut waits).now_or_never().is_none());
     // Full by its own word is full too.
     fleet.full(&good);
+    for member in fleet.lock().members.values_mut() {
+        lengthen(&mut member.full);
+    }
     drop(held);
     assert!((&mut waits).now_or_never().is_none());
     assert_eq!((fleet.levels().decode_workers, fleet.levels().decode_full), (2, 1));
