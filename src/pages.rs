@@ -68,6 +68,11 @@ impl Pages {
         u32::try_from(all.checked_mul(self.pairs.len() as u64)?).ok()
     }
 
+    /// How many pieces there are. Of checked pages: fewer than there are u32s.
+    pub(crate) fn pieces(&self) -> u64 {
+        u64::from(self.layers).saturating_mul(self.pairs.len() as u64)
+    }
+
     /// See [`spans`](Self::spans).
     pub(crate) fn check(self) -> Option<Checked> {
         let spans = self.spans()?;
@@ -142,7 +147,7 @@ impl Pages {
         let (index, inside) = (done / u64::from(self.piece), done % u64::from(self.piece));
         let layer = index / self.pairs.len() as u64;
         let (source, target) = unpair(self.pairs[(index % self.pairs.len() as u64) as usize]);
-        // Parts of the spans.
+        // Parts of the spans, so that nothing overflows: but behind the last layer it might.
         let place = |strides: &Strides, block: u64| layer * strides.layer + block * strides.block + inside;
         (layer < self.layers.into())
             .then(|| (place(&self.source, source), place(&self.target, target), self.piece - inside as u32))
@@ -177,6 +182,20 @@ mod tests {
         assert_eq!(done, u64::from(pages.bytes().unwrap()));
         assert_eq!(seen, [900, 200, 7000, 10_900, 10_200, 17_000, 20_900, 20_200, 27_000]);
         assert_eq!(pages.at(150).unwrap(), (4 * 200 + 50, 250, 50), "in the middle of a piece");
+    }
+
+    /// Strides that nothing is said about, where there is one layer or one block: nobody multiplies them by more than that.
+    #[test]
+    fn b1_the_end_of_pages_is_found_whatever_their_strides() {
+        for (layer, block, layers, targets) in
+            [(u64::MAX, 100, 1, &[0, 1][..]), (1 << 63, 100, 2, &[0]), (u64::MAX, u64::MAX, 1, &[0])]
+        {
+            let pages = pages(layers, (layer, block), targets);
+            assert!(pages.spans().is_some(), "{pages:?}");
+            let all = u64::from(pages.bytes().unwrap());
+            assert_eq!(pages.targets_of(0).map(|(_, len)| u64::from(len)).sum::<u64>(), all);
+            assert_eq!((pages.at(all), pages.at(all + 100), pages.at(u64::MAX)), (None, None, None));
+        }
     }
 
     #[test]

@@ -139,6 +139,9 @@ impl Standing {
     pub(crate) fn proven(&self) {
         let (shared, now) = (&self.shared, Instant::now());
         let mut inside = shared.lock();
+        if inside.proven.iter().any(|place| place.id == self.id) {
+            return;
+        }
         let full = inside.proven.len() >= shared.places;
         if full && inside.proven.front().is_some_and(|oldest| now < oldest.since + shared.grace) {
             return;
@@ -275,6 +278,17 @@ mod tests {
         drop(first);
         second.standing().proven();
         assert!(now(pin!(gate.room())).is_ready());
+    }
+
+    #[tokio::test]
+    async fn b1_whoever_is_proven_twice_evicts_nobody() {
+        let gate = Gate::with(2, Duration::ZERO);
+        let mut proven = [gate.enter(), gate.enter()];
+        for _ in 0..2 {
+            proven.iter().for_each(|ticket| ticket.standing().proven());
+            assert!(proven.iter_mut().all(is_in));
+        }
+        assert_eq!(gate.shared.lock().proven.len(), 2);
     }
 
     #[tokio::test]

@@ -114,6 +114,10 @@ impl Copier {
         match *self {}
     }
 
+    pub(crate) fn takes(_pages: &Pages) -> bool {
+        false
+    }
+
     pub(crate) unsafe fn launch_pages(
         &mut self,
         _pages: &Pages,

@@ -117,6 +117,11 @@ impl Copier {
         flight
     }
 
+    /// Whether a kernel may be for `pages`, wherever they are.
+    pub(crate) fn takes(pages: &Pages) -> bool {
+        gather::may_gather(pages)
+    }
+
     /// Queues `pages`, whose first blocks are at `to` and `from`, in memory of GPUs. Nothing else waits to be queued. `None` where they are
     /// to be added piece by piece instead.
     ///

@@ -101,13 +101,19 @@ pub(super) fn plan(pieces: &[Piece], list: &mut Vec<u64>) -> Option<Plan> {
     Some(Plan { to: end(to), from: end(from), per_piece: (unit / VECTOR) as u32, total, layers: 1 })
 }
 
+/// Whether the kernel may be for `pages`, wherever they are.
+pub(super) fn may_gather(pages: &Pages) -> bool {
+    let (s, t) = (pages.source, pages.target);
+    let deep = if pages.layers > 1 { s.layer | t.layer } else { 0 };
+    let all = u64::from(pages.piece) | s.block | t.block | deep;
+    all.is_multiple_of(VECTOR) && pages.layers <= MOST_LAYERS
+}
+
 /// The plan for `pages`, whose first blocks are at these addresses; its list is their pairs. `None` where addresses, lengths or
 /// strides are no multiples of a vector, or too large for the kernel's numbers.
 pub(super) fn plan_pages(pages: &Pages, to: u64, from: u64) -> Option<Plan> {
     let (s, t) = (pages.source, pages.target);
-    let deep = if pages.layers > 1 { s.layer | t.layer } else { 0 };
-    let all = to | from | u64::from(pages.piece) | s.block | t.block | deep;
-    if !all.is_multiple_of(VECTOR) || pages.layers > MOST_LAYERS {
+    if !may_gather(pages) || !(to | from).is_multiple_of(VECTOR) {
         return None;
     }
     let vectors = u64::from(pages.piece) * pages.pairs.len() as u64 / VECTOR;

@@ -34,9 +34,8 @@ const TAKE_DMABUF: [(&str, (u32, u32)); 8] = [
     ("ionic", (6, 18)),
 ];
 
-/// `provider/verbs/mr.rs` refuses memory of a GPU.
-const NOT_YET: &str =
-    "this version of landfall does not use it yet, and takes GPU memory over soft devices alone";
+/// `provider/verbs` registers memory of a GPU, by either way.
+const UNPROVEN: &str = "landfall registers GPU memory for it, and a transfer by it was never run";
 
 /// `None` without a GPU, unless one is wanted.
 pub(super) fn check(host: &Host<'_>) -> Option<Check> {
@@ -64,13 +63,13 @@ pub(super) fn check(host: &Host<'_>) -> Option<Check> {
         ),
         (Some(_), Some(module)) => Check::ok(
             NAME,
-            format!("the host is ready for GPUDirect by peer memory: {module} is loaded; {NOT_YET}"),
+            format!("the host is ready for GPUDirect by peer memory: {module} is loaded; {UNPROVEN}"),
         ),
         (Some(_), None) if open && takes => Check::ok(
             NAME,
             format!(
                 "the host is ready for GPUDirect by dmabuf: the kernel, NVIDIA's open modules and a device's driver \
-                have it; {NOT_YET}"
+                have it; {UNPROVEN}"
             ),
         ),
         (Some(_), None) => {
@@ -90,7 +89,7 @@ pub(super) fn check(host: &Host<'_>) -> Option<Check> {
                 NAME,
                 format!(
                     "the host is not ready for GPUDirect: nvidia_peermem is not loaded, and dmabuf cannot be had ({}); \
-                    {NOT_YET}",
+                    {UNPROVEN}",
                     missing.join(", ")
                 ),
                 "`modprobe nvidia_peermem` (on eRDMA and others it needs an ib_core with peer memory, as OFED's \

@@ -95,8 +95,8 @@ impl Doctor {
         self
     }
 
-    /// The host is to be ready for GPUDirect: GPU memory that a device reads and writes by itself. This version does not use
-    /// it yet.
+    /// The host is to be ready for GPUDirect: GPU memory that a device reads and writes by itself. Memory is registered
+    /// for it; a transfer by it was never run.
     pub fn gpu(mut self, wanted: bool) -> Self {
         self.gpu = wanted;
         self

@@ -107,8 +107,9 @@ impl KvConfig {
     }
 
     /// How long an aborted write may take to come to rest before its queue pairs are killed, so that its blocks come
-    /// back: those of the [rails](crate::guide::rails) that it is stuck on. The channel ends with its last rail. At most a day. Default
-    /// 500 ms.
+    /// back: those of the [rails](crate::guide::rails) that it is stuck on. The channel ends with its last rail. A peer that only owes
+    /// its word has [`peer_timeout`](Self::peer_timeout) more where there are several rails: the word may be on one that is silent, and
+    /// fails alone. At most a day. Default 500 ms.
     pub fn abort_grace(mut self, grace: Duration) -> Self {
         self.abort_grace = grace;
         self

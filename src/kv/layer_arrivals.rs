@@ -73,6 +73,10 @@ impl KvChannel {
     /// Lets the peer write to `blocks`, once, layer by layer, in whatever order it has them ready
     /// ([`KvChannel::write_layers`]). Each layer may be read as soon as it has landed.
     ///
+    /// All layers of the blocks stay exposed until the last one has ended, on soft devices, too: a peer that does not use this library can
+    /// write once more to a layer that has landed. Where peers are
+    /// not trusted, read after the last one.
+    ///
     /// The grant travels as any other. It has as many numbers as the pool has layers, from its [`id`](Grant::id) on.
     ///
     /// # Errors

@@ -164,8 +164,8 @@ impl Admissions {
     }
 }
 
-/// Asks the peer for the queue pairs of all rails. `to` is where the handshake went. A rail that cannot be connected is left out;
-/// answers the numbers of those.
+/// Asks the peer for the queue pairs of all rails. `to` is where the handshake went. A rail that cannot be connected costs its share of
+/// the time left, and is left out; answers the numbers of those.
 pub(super) async fn ask_all(
     shared: &Shared,
     rails: Rails,
@@ -174,6 +174,7 @@ pub(super) async fn ask_all(
     deadline: Deadline,
 ) -> Result<(Rails, Vec<usize>), ConnectError> {
     let (mut attempt, rails) = Attempt::new(rails);
+    let mut to_ask = rails.iter().filter(|joined| joined.half.is_ok()).count();
     for mut joined in rails {
         let Joined { agreed, half, peer: theirs, .. } = &mut joined;
         let asked = match half {
@@ -194,7 +195,9 @@ pub(super) async fn ask_all(
                 built.pairs.trim(agreed.qps, &theirs.qps);
                 let link = Link::new(built.pd.device(), agreed, true);
                 let pass = pass.of(agreed.number, 0);
-                ask(built.pd.device(), &mut built.pairs, &link, &pass, at, deadline).await
+                let share = deadline.share(to_ask);
+                to_ask -= 1;
+                ask(built.pd.device(), &mut built.pairs, &link, &pass, at, share).await
             }
         };
         attempt.take(shared, joined, asked);

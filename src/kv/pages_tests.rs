@@ -17,6 +17,17 @@ async fn endpoint(soft: SoftConfig, memory: impl Fn(u64) -> Memory, block: u64) 
     KvEndpoint::new(pool.unwrap(), KvConfig::default()).unwrap()
 }
 
+/// Of host memory, on several rails.
+async fn on_rails(rails: &[SoftConfig], block: u64) -> KvEndpoint {
+    let pd = |soft: &SoftConfig| Device::soft(soft.clone()).unwrap().alloc_pd().unwrap();
+    let (pds, layout) =
+        (rails.iter().map(pd).collect::<Vec<_>>(), Layout::contiguous(LAYERS, BLOCKS, block).unwrap());
+    let pds: Vec<_> = pds.iter().collect();
+    let memory = Memory::anonymous(layout.required_bytes());
+    let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Both).await.unwrap();
+    KvEndpoint::new(pool, KvConfig::default()).unwrap()
+}
+
 async fn pair(
     soft: &SoftConfig,
     memory: (impl Fn(u64) -> Memory, impl Fn(u64) -> Memory),
@@ -76,6 +87,26 @@ async fn k8_small_blocks_are_pages_on_every_profile_and_land_where_they_belong()
         let (tx, rx) = pair(&soft, (host, host), block).await;
         let (writes, _) = rounds(&tx, &rx, block).await;
         assert!(writes < 3 * u64::from(BLOCKS) / 2, "{profile}: {writes} WRITEs");
+    }
+}
+
+/// Two of shared memory, and one beside TCP: blocks that are more than a rail may carry at once at first, with their layers, and small
+/// ones.
+#[tokio::test]
+async fn k10_pages_travel_on_several_rails_whatever_each_of_them_takes() {
+    for profile in Profile::ALL {
+        let soft = |on| SoftConfig::new().transport(on).profile(profile).seed(7);
+        let others = [SoftTransport::Shm, SoftTransport::Tcp];
+        let blocks = if profile == Profile::Default { &[1000, 24 << 10][..] } else { &[1000] };
+        for (other, &block) in others.iter().flat_map(|on| blocks.iter().map(move |block| (*on, block))) {
+            let rails = [soft(SoftTransport::Shm), soft(other)];
+            let (a, b) = (on_rails(&rails, block).await, on_rails(&rails, block).await);
+            let mut listener = b.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+            let (tx, rx) = tokio::try_join!(a.connect(listener.local_addr()), listener.accept()).unwrap();
+            let (writes, _) = rounds(&tx, &rx, block).await;
+            let few = other == SoftTransport::Shm && block == 1000;
+            assert!(!few || writes < 3 * u64::from(BLOCKS) / 2, "{profile}: {writes} WRITEs");
+        }
     }
 }
 

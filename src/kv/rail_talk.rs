@@ -9,10 +9,11 @@
 //!     does not wait any longer to offer ◀──────  PortUp: what had kept the rail down here may be over
 //! ```
 //!
-//! Every message but that last one names the attempt, which the client counts; what belongs to an earlier one is ignored. One that is longer than the
+//! A kind that is not known is of a later version, and ignored. Every message but that last one names the attempt, which the client counts; what belongs to an earlier one is ignored. One that is longer than the
 //! protocol carries at once travels in pieces, which may come in any order.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 
 use crate::connect::{addresses, put_addresses, put_socket, socket};
 use crate::provider::QpAddress;
@@ -26,6 +27,9 @@ const MAX_TALK: usize = 4096;
 const PIECE: usize = 9;
 /// Most pieces of a message: each has more than a hundred bytes, but for the last.
 const MAX_PIECES: usize = 64;
+
+/// Those that are known.
+const KINDS: RangeInclusive<u8> = 1..=6;
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,6 +160,10 @@ impl Ear {
         if !fits {
             return Err(r.malformed());
         }
+        if !KINDS.contains(&kind) {
+            // Nothing is kept of it, and it gives no other message up.
+            return Ok(None);
+        }
         if self.message != Some((attempt, kind)) || self.body.len() != total {
             *self = Self { message: Some((attempt, kind)), body: vec![0; total], have: Vec::new() };
         }
@@ -251,6 +259,21 @@ mod tests {
     }
 
     #[test]
+    fn b1_kinds_of_later_versions_are_ignored_and_take_nothing() {
+        let (mut ear, long) = (Ear::default(), Talk::Refuse { attempt: 1, reason: "x".repeat(200) });
+        let pieces = long.pieces(120);
+        assert_eq!(ear.hear(&pieces[0]), Ok(None));
+        for kind in [0, 7, 255] {
+            for _ in 0..2 * MAX_PIECES {
+                let mut later = Vec::new();
+                Writer(&mut later).u32(9).u8(kind).u16(4096).u16(0).raw(b"later");
+                assert_eq!(ear.hear(&later), Ok(None), "{kind}");
+            }
+        }
+        assert_eq!(ear.hear(&pieces[1]), Ok(Some(long)), "it was not given up for them");
+    }
+
+    #[test]
     fn b1_hostile_talk_is_malformed() {
         let piece = |attempt: u32, kind: u8, total: u16, offset: u16, part: &[u8]| {
             let mut out = Vec::new();
@@ -259,7 +282,7 @@ mod tests {
         };
         let refused = |piece: &[u8]| Ear::default().hear(piece).is_err();
         assert!(refused(&[]) && refused(&[0; 8]));
-        assert!(refused(&piece(1, 9, 0, 0, &[])), "a kind that there is not");
+        assert!(refused(&piece(1, 9, 1, 1, &[0])), "beyond its end, of a kind that there is not");
         assert!(refused(&piece(1, 4, 1, 1, &[0])), "beyond its end");
         assert!(refused(&piece(1, 4, 1, 0, &[])), "no bytes");
         assert!(refused(&piece(1, 4, u16::MAX, 0, &[0])), "too long");

@@ -675,9 +675,11 @@ pub(crate) trait Exposure: std::fmt::Debug + Send + Sync {
     /// Whether all of these bytes may be reached, by one of `REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`.
     fn exposes(&self, addr: u64, len: u64, access: AccessFlags) -> bool;
 
-    /// Whether the target of every piece of `pages`, whose first block is at `addr`, may be written.
-    fn exposes_pages(&self, addr: u64, pages: &Pages) -> bool {
-        pages.targets_of(addr).all(|(at, len)| self.exposes(at, len.into(), AccessFlags::REMOTE_WRITE))
+    /// Whether the target of every piece of `pages`, whose first block is at `addr`, may be written. `None` where that cannot be said
+    /// without looking at more than `most` pieces.
+    fn exposes_pages(&self, addr: u64, pages: &Pages, most: u64) -> Option<bool> {
+        let exposes = |(at, len): (u64, u32)| self.exposes(at, len.into(), AccessFlags::REMOTE_WRITE);
+        (pages.pieces() <= most).then(|| pages.targets_of(addr).all(exposes))
     }
 }
 

@@ -201,6 +201,13 @@ fn b1_a_client_that_speaks_nonsense_is_told_so_and_costs_the_others_nothing() {
 }
 
 #[test]
+fn a_server_without_memory_is_refused() {
+    let refused = output(&["bench", "serve", "127.0.0.1:0", "--limit", "0"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("--limit"), "{}", stderr(&refused));
+}
+
+#[test]
 fn clients_and_memory_beyond_the_limits_are_refused_with_the_fix() {
     let server = Server::start(&["--clients", "1", "--limit", "1M"]);
     let refused = output(&["bench", "connect", &server.address, "--size", "1M"]);

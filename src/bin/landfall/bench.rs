@@ -22,7 +22,7 @@ use crate::measure::plot::{self, Lines, Series};
 use crate::measure::progress::Progress;
 use crate::measure::server::Server;
 use crate::measure::talk::{About, MOST_IN_FLIGHT, Memory, Op, ReadBy, Shape};
-use crate::measure::units::{bytes, digits, duration, many, rate, show_bytes};
+use crate::measure::units::{bytes, digits, duration, many, rate, show_bytes, some_bytes};
 use crate::output::{Error, Outcome, Output, Usage};
 use crate::stop::Stop;
 
@@ -47,7 +47,7 @@ struct Serve {
     #[arg(default_value = "127.0.0.1:7471", value_name = "ADDR")]
     address: SocketAddr,
     /// Memory for the measurements of all clients together
-    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "4G", value_parser = some_bytes)]
     limit: u64,
     /// Clients that are served at once; others are turned away
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]

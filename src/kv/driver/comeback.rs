@@ -3,10 +3,10 @@
 //!
 //! One that was left out at the start comes by the same way: with a completion queue of its own, and a task for that.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::rail::Phase;
 use super::{After, Inner, KvDriver, State};
@@ -28,6 +28,9 @@ const EAR: usize = 4;
 const ANSWERS: usize = 2;
 /// How long an attempt may take in all, and no longer than a connect.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How soon after an attempt the peer's word begins another one, at the earliest, or after the first interval, if that is shorter: each
+/// makes queue pairs, and the peer speaks as often as it likes.
+const PEER_PACE: Duration = Duration::from_secs(1);
 
 /// What an attempt works with.
 struct Attempt {
@@ -68,21 +71,25 @@ impl KvDriver {
     /// Tries to bring a rail back until it is, or the channel ends. There is one such task a rail.
     pub(super) fn probe(self: &Arc<Self>, rail: usize) {
         let (driver, (first, most)) = (Arc::downgrade(self), self.config.rail_probe);
-        let port_up = {
+        let (port_up, peer_port_up) = {
             let own = &mut lock(&self.inner).rails[rail];
             if std::mem::replace(&mut own.probing, true) {
                 return;
             }
-            own.port_up.clone()
+            (own.port_up.clone(), own.peer_port_up.clone())
         };
         self.runtime.spawn(async move {
             let mut wait = first;
             loop {
-                wait = match tokio::time::timeout(wait, port_up.notified()).await {
+                let longer = wait.saturating_mul(2).min(most);
+                wait = tokio::select! {
                     // At once, and then as from the beginning.
-                    Ok(()) => first,
-                    Err(_) => wait.saturating_mul(2).min(most),
+                    () = port_up.notified() => first,
+                    // By the peer's word no interval gets shorter.
+                    () = peer_port_up.next(first.min(PEER_PACE)) => longer,
+                    () = tokio::time::sleep(wait) => longer,
                 };
+                peer_port_up.begun();
                 let Some(driver) = driver.upgrade() else { return };
                 match driver.bring_back(rail).await {
                     Err(End::Failed(reason)) => {
@@ -288,7 +295,7 @@ impl KvDriver {
         match talk {
             Talk::Offer { attempt, qps } => return self.offered(rail, attempt, qps),
             // Of no account on the side that does not ask, and while nobody waits: at most one attempt comes sooner.
-            Talk::PortUp => return lock(&self.inner).rails[rail].port_up.notify_one(),
+            Talk::PortUp => return lock(&self.inner).rails[rail].peer_port_up.heard.notify_one(),
             _ => {}
         }
         self.locked(|inner, after| {
@@ -332,6 +339,28 @@ impl KvDriver {
                 let _ = driver.say(rail, &Talk::Refuse { attempt, reason });
             }
         });
+    }
+}
+
+/// The peer's word that its port is up again, on the side that asks.
+#[derive(Debug, Default)]
+pub(super) struct PeerPortUp {
+    heard: Notify,
+    /// When an attempt last began, in this loss of the rail or an earlier one.
+    last: Mutex<Option<Instant>>,
+}
+
+impl PeerPortUp {
+    fn begun(&self) {
+        *lock(&self.last) = Some(Instant::now());
+    }
+
+    /// The peer has said it, and the last attempt began `pace` ago or more. Cancel safe, but for a word that waits for that: it is
+    /// forgotten when an attempt begins otherwise.
+    async fn next(&self, pace: Duration) {
+        self.heard.notified().await;
+        let rest = lock(&self.last).map_or(Duration::ZERO, |last| pace.saturating_sub(last.elapsed()));
+        tokio::time::sleep(rest).await;
     }
 }
 
@@ -431,6 +460,23 @@ mod tests {
         let pool = KvPool::on_rails(&pds, layout, memory, PoolAccess::Target).await.unwrap();
         let [_, second] = devices;
         (KvEndpoint::new(pool, config.clone()).unwrap(), second)
+    }
+
+    /// A hostile peer, or one whose port flaps.
+    #[tokio::test]
+    async fn k10_the_peer_s_word_begins_attempts_no_faster_than_their_pace() {
+        let (port, pace) = (PeerPortUp::default(), Duration::from_millis(20));
+        port.heard.notify_one();
+        // The first one at once.
+        let first = tokio::time::timeout(Duration::from_secs(60), port.next(Duration::from_secs(36_000)));
+        first.await.expect("nothing came before it");
+        for _ in 0..3 {
+            port.begun();
+            let last = lock(&port.last).unwrap();
+            port.heard.notify_one();
+            port.next(pace).await;
+            assert!(last.elapsed() >= pace);
+        }
     }
 
     /// A hostile peer asks for the same rail again and again: what is built for it is bounded, and the rail comes back for an

@@ -176,7 +176,7 @@ enum State {
 /// Blocks that were granted.
 struct Granted {
     blocks: Held,
-    /// Where the device asks. One for all layers.
+    /// Where the device asks. One for all layers: they are exposed until the last of them has ended.
     _exposed: Option<Arc<Exposed>>,
     /// Of the layers that it is for.
     bytes: u64,

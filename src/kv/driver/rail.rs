@@ -15,6 +15,7 @@ use std::time::{Instant, SystemTime};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
+use super::comeback::PeerPortUp;
 use super::tasks::Owner;
 use super::{RailHalf, RailParts};
 use crate::connect::Lines;
@@ -66,6 +67,8 @@ pub(super) struct Rail {
     pub(super) probing: bool,
     /// Its port is up again: an attempt to come back need not wait.
     pub(super) port_up: Arc<Notify>,
+    /// And the peer's.
+    pub(super) peer_port_up: Arc<PeerPortUp>,
     /// Its place among those who hear of the device's events.
     pub(super) owner: Arc<Owner>,
     pub(super) enrolled: Option<Enrolled>,
@@ -141,6 +144,7 @@ impl Rail {
             ear: Ear::default(),
             probing: false,
             port_up: Arc::default(),
+            peer_port_up: Arc::default(),
             owner,
             enrolled: None,
         }

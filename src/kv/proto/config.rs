@@ -88,6 +88,20 @@ pub(crate) struct Config {
     pub(crate) abort_grace: Duration,
 }
 
+impl Config {
+    /// What the peer's word on an abort may take once no work request holds it up. It may be on a rail that is silent and has not
+    /// failed: then liveness has given that rail up by the end of this, and the word is said again on another.
+    pub(super) fn word_grace(&self) -> Duration {
+        if self.rails.len() > 1 { self.abort_grace + self.peer_timeout } else { self.abort_grace }
+    }
+
+    /// What an abort may take in all, however often rails fail meanwhile: as long as if each of them did, one after the other. The
+    /// peer's words bring rails down, and must not put an abort off for ever.
+    pub(super) fn abort_limit(&self) -> Duration {
+        (self.abort_grace + self.peer_timeout) * (self.rails.len() as u32 + 1) // at most 64
+    }
+}
+
 /// A configuration that the protocol cannot run with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {got} is not possible, it must be {must}")]

@@ -13,8 +13,9 @@ use super::config::Config;
 use super::event::{Cause, SenderReason};
 use super::link::Link;
 use super::liveness::Tick;
-use super::reader::{By, Reader};
+use super::reader::{By, Reader, patience};
 use super::sender::Sender;
+use super::transfer::Aborting;
 use super::{Connection, RailState, State};
 
 /// What has to be done about what is overdue.
@@ -137,8 +138,8 @@ impl Connection {
         }
         self.links.iter_mut().filter(|link| link.up).for_each(|link| link.wait_again(now));
         self.rails.iter_mut().for_each(|rail| rail.wait_again(now));
-        self.sender.wait_again(now);
-        self.reader.wait_again(now);
+        self.sender.wait_again(&self.cfg, now);
+        self.reader.wait_again(&self.cfg, now);
     }
 
     /// When the fence of a rail is given up.
@@ -173,13 +174,14 @@ impl Sender {
                 overdue.late.push(id);
                 continue;
             }
+            let in_time = t.abort.is_none_or(|abort| now < abort.limit);
             if t.outstanding > 0 {
                 overdue.is_stuck(t.took_part, fences);
-            } else if !fences.recovering {
+            } else if !(fences.recovering && in_time) {
                 return Err(if t.done_told { Cause::PeerLost } else { Cause::AbortStuck });
             }
             if let Some(abort) = &mut t.abort {
-                abort.at = now;
+                abort.put_off(now);
             }
             overdue.look_again(now + cfg.abort_grace);
         }
@@ -187,10 +189,13 @@ impl Sender {
         Ok(overdue)
     }
 
-    fn wait_again(&mut self, now: Instant) {
+    fn wait_again(&mut self, cfg: &Config, now: Instant) {
         for id in self.ids() {
             if let Some(abort) = self.get_mut(id).and_then(|t| t.abort.as_mut()) {
-                abort.at = abort.at.max(now);
+                *abort = Aborting {
+                    done_queued: abort.done_queued,
+                    ..Aborting::new(cfg, abort.reason, now.max(abort.at))
+                };
             }
         }
     }
@@ -217,7 +222,7 @@ impl Reader {
             }
             if flying != 0 {
                 overdue.is_stuck(flying, fences);
-            } else if !fences.recovering {
+            } else if !(fences.recovering && read.is_in_time(cfg, now)) {
                 let ours = matches!(read.by, By::Rdma { .. });
                 return Err(if ours { Cause::AbortStuck } else { Cause::PeerLost });
             }
@@ -236,10 +241,13 @@ impl Reader {
         own.fold(0, |mask, flight| mask | 1 << flight.qp)
     }
 
-    fn wait_again(&mut self, now: Instant) {
+    fn wait_again(&mut self, cfg: &Config, now: Instant) {
         for id in self.ids() {
-            if let Some((_, at)) = self.get_mut(id).and_then(|read| read.abort.as_mut()) {
+            if let Some(read) = self.get_mut(id)
+                && let Some((_, at)) = &mut read.abort
+            {
                 *at = (*at).max(now);
+                read.limit = Some(*at + patience(cfg) + cfg.abort_limit());
             }
         }
     }

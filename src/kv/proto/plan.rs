@@ -5,7 +5,8 @@
 //! `max_write` and at the seams of both sides: the borders between the memory regions that make up a pool.
 //!
 //! A plan that would be many small WRITEs can be cut into WRITEs of pages instead ([`Cursor::next_pages`]), where the connection takes
-//! those: some blocks, with all of their layers.
+//! those: some blocks, with all of their layers. What was begun so goes on by blocks: where pages cannot go any more, the layers of a
+//! block follow each other as WRITEs of their own.
 //!
 //! The runs of a plain plan are of blocks, each copied as it is. Those of a mapped plan are of tokens: a [`Mapping`] says
 //! which bytes of a token go where, in blocks of another size, order or set of heads.
@@ -303,7 +304,8 @@ impl Cursor {
         let src = plan.src.offset(layer, run.src + self.block) + self.byte;
         let dst = plan.dst.offset(layer, run.dst + self.block) + self.byte;
         let dense = plan.src.block_stride == plan.block_bytes && plan.dst.block_stride == plan.block_bytes;
-        let blocks = if dense { u64::from(run.count - self.block) } else { 1 };
+        // By pages, the other layers of a block come before the next one.
+        let blocks = if dense && !self.paged { u64::from(run.count - self.block) } else { 1 };
         Some((src, dst, blocks * plan.block_bytes - self.byte))
     }
 
@@ -315,7 +317,13 @@ impl Cursor {
             None => {
                 self.byte = done % plan.block_bytes;
                 // At most the run's count, a u32.
-                self.block += (done / plan.block_bytes) as u32;
+                let mut blocks = (done / plan.block_bytes) as u32;
+                if self.paged {
+                    self.layer += blocks;
+                    blocks = u32::from(self.layer == plan.layers);
+                    self.layer *= 1 - blocks;
+                }
+                self.block += blocks;
             }
             Some(mapping) => {
                 let chunk = mapping.chunk(run.src + self.block, run.dst + self.block, run.count - self.block);
@@ -333,28 +341,27 @@ impl Cursor {
             self.run += 1;
             if self.run == plan.runs.len() {
                 self.run = 0;
-                self.layer += 1;
+                self.layer = if self.paged { plan.layers } else { self.layer + 1 };
             }
         }
     }
 
     /// Whether blocks follow with all of their layers: of a plan that is cut into pages from the start.
     fn may_page(&self, plan: &Plan) -> bool {
-        let fresh = (self.layer, self.run, self.block, self.row, self.byte) == (0, 0, 0, 0, 0);
-        self.paged || (fresh && plan.is_scattered())
+        let whole = (self.layer, self.row, self.byte) == (0, 0, 0);
+        let fresh = whole && (self.run, self.block) == (0, 0);
+        (whole && self.paged) || (fresh && plan.is_scattered())
     }
 
-    /// What was begun by pages goes on by pages.
-    pub(crate) fn is_paged(&self) -> bool {
-        self.paged
-    }
-
-    /// Cuts the next WRITE of pages, of at most as many bytes as `most` says for the key of the source. Its piece is all of it, at the
-    /// places of the first block of each end. `None` where the plan is not for that, or parts of a pool have different keys.
+    /// Cuts the next WRITE of pages, of at most as many bytes as `most` says for the key of the source. Once the plan is cut into pages,
+    /// `pace` does not make that less than one block with its layers: a rate that has fallen would never rise again. Its piece is
+    /// all of it, at the places of the first block of each end. `None` where the plan is not for that, or parts of a pool have
+    /// different keys; then [`next`](Self::next) goes on from here.
     pub(crate) fn next_pages(
         &mut self,
         plan: &Plan,
         rail: usize,
+        pace: u32,
         most: impl FnOnce(u32) -> u32,
     ) -> Option<(Piece, Checked)> {
         if self.is_done(plan) || !self.may_page(plan) {
@@ -363,7 +370,9 @@ impl Cursor {
         let ((src_addr, lkey), (dst_addr, rkey)) =
             (plan.src.seams.rail(rail).whole()?, plan.dst.seams.rail(rail).whole()?);
         let block = plan.block_bytes.checked_mul(plan.layers.into())?;
-        let most = usize::try_from(u64::from(most(lkey)) / block).ok()?.min(MAX_PAIRS);
+        let least = if self.paged { block } else { 0 };
+        let most = u64::from(most(lkey)).min(u64::from(pace).max(least));
+        let most = usize::try_from(most / block).ok()?.min(MAX_PAIRS);
         let (at, mut pairs) = (*self, Vec::with_capacity(most));
         while pairs.len() < most
             && let Some(run) = plan.runs.get(self.run)
@@ -473,11 +482,11 @@ mod tests {
         for plan in [plan.clone(), plan.layer(3).expect("one of six")] {
             let mut want: Vec<_> = pieces(&plan, 1000).into_iter().flat_map(|p| bytes_of(p, p.len)).collect();
             if plan.layers == 1 {
-                assert!(Cursor::default().next_pages(&plan, 0, |_| 4096).is_none(), "few");
+                assert!(Cursor::default().next_pages(&plan, 0, u32::MAX, |_| 4096).is_none(), "few");
                 continue;
             }
             let (mut c, mut got, mut writes) = (Cursor::default(), Vec::new(), 0);
-            while let Some((all, pages)) = c.next_pages(&plan, 0, |key| key * 1000) {
+            while let Some((all, pages)) = c.next_pages(&plan, 0, u32::MAX, |key| key * 1000) {
                 assert!((all.lkey, all.rkey) == (1, 2) && all.len <= 1000);
                 let mut done = 0;
                 while let Some((from, to, left)) = pages.pages.at(done) {
@@ -488,18 +497,45 @@ mod tests {
                 assert_eq!(done, u64::from(all.len));
                 writes += 1;
             }
-            assert!(c.is_done(&plan) && c.is_paged());
+            assert!(c.is_done(&plan) && c.paged);
             assert_eq!(writes, 7, "110 blocks of 60 bytes, 16 of them in a thousand");
             want.sort_unstable();
             got.sort_unstable();
             assert_eq!(got, want);
         }
+        // Pages and pieces in turns, and pieces that end anywhere.
+        let (mut c, mut got, mut turn) = (Cursor::default(), Vec::new(), 0);
+        while !c.is_done(&plan) {
+            turn += 1;
+            if turn % 5 != 0
+                && let Some((all, pages)) = c.next_pages(&plan, 0, 0, |_| 200)
+            {
+                assert!(turn > 1 && all.len == 60, "no less than a block, and no more than the pace");
+                for (at, len) in pages.pages.targets_of(all.dst_addr) {
+                    got.push((at, len));
+                }
+            } else if turn == 1 {
+                assert!(c.next_pages(&plan, 0, 0, |_| 200).is_none() && !c.paged, "not begun by pages");
+                let (all, pages) = c.next_pages(&plan, 0, 60, |_| 200).expect("begun");
+                got.extend(pages.pages.targets_of(all.dst_addr));
+            } else {
+                let piece = c.next(&plan, 0, 7 + turn % 30).expect("not done");
+                got.push((piece.dst_addr, piece.len));
+            }
+        }
+        let bytes = |list: &[(u64, u32)]| {
+            let mut all: Vec<u64> = list.iter().flat_map(|&(at, len)| at..at + u64::from(len)).collect();
+            all.sort_unstable();
+            all
+        };
+        let want: Vec<_> = pieces(&plan, 1000).into_iter().map(|p| (p.dst_addr, p.len)).collect();
+        assert_eq!(bytes(&got), bytes(&want));
         let mut begun = Cursor::default();
         begun.next(&plan, 0, 10).expect("not done");
-        assert!(begun.next_pages(&plan, 0, |_| 4096).is_none(), "begun by pieces");
+        assert!(begun.next_pages(&plan, 0, u32::MAX, |_| 4096).is_none(), "begun by pieces");
         let mut c = Cursor::default();
-        assert!(c.next_pages(&plan, 0, |_| 0).is_none() && !c.is_paged(), "not taken");
-        assert!(c.next_pages(&plan, 0, |_| 59).is_none() && !c.is_paged(), "not a block");
+        assert!(c.next_pages(&plan, 0, u32::MAX, |_| 0).is_none() && !c.paged, "not taken");
+        assert!(c.next_pages(&plan, 0, u32::MAX, |_| 59).is_none() && !c.paged, "not a block");
     }
 
     /// DeepSeek-V2-Lite: 27 layers × 8,192 tokens of 1,152 bytes, in runs of 47.

@@ -14,7 +14,7 @@
 //! nothing of it is remembered (the grants of reads are not in the ledger).
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::asking::Asking;
 use super::config::Config;
@@ -82,6 +82,8 @@ pub(super) struct Read {
     pub(super) deadline: Instant,
     pub(super) by: By,
     pub(super) abort: Option<(SenderReason, Instant)>,
+    /// Of one that was aborted: where what the rails go through puts its end off no more.
+    pub(super) limit: Option<Instant>,
     pub(super) done_told: bool,
     pub(super) released_told: bool,
     /// READs that were posted, and how many of them were in flight at most.
@@ -146,8 +148,8 @@ impl Reader {
             }
         };
         let (grant, deadline) = (req.grant.id, req.deadline);
-        let (abort, done_told, released_told, wrs, most) = (None, false, false, 0, 0);
-        let read = Read { grant, bytes, deadline, by, abort, done_told, released_told, wrs, most };
+        let (abort, limit, done_told, released_told, wrs, most) = (None, None, false, false, 0, 0);
+        let read = Read { grant, bytes, deadline, by, abort, limit, done_told, released_told, wrs, most };
         self.reads.push(read);
         self.timeout = Some(self.timeout.map_or(deadline, |t| t.min(deadline)));
         ReadId(id)
@@ -187,6 +189,7 @@ impl Reader {
     ) {
         let Some(read) = self.get_mut(id).filter(|r| r.abort.is_none() && !r.done_told) else { return };
         read.abort = Some((reason, now));
+        read.limit = Some(now + patience(cfg) + cfg.abort_limit());
         let at = read.timeout(cfg);
         self.timeout = [self.timeout, at].into_iter().flatten().min();
         let target = match &self.get(id).map(|r| &r.by) {
@@ -295,10 +298,21 @@ impl Reader {
     }
 }
 
+/// For an owner that was asked to stop.
+pub(super) fn patience(cfg: &Config) -> Duration {
+    cfg.abort_grace + cfg.peer_timeout * PATIENCE
+}
+
 impl Read {
+    /// It may wait for rails that have failed.
+    pub(super) fn is_in_time(&self, cfg: &Config, now: Instant) -> bool {
+        let limit = self.limit.or_else(|| self.deadline.checked_add(patience(cfg) + cfg.abort_limit()));
+        limit.is_none_or(|limit| now < limit)
+    }
+
     /// When something must have changed.
     pub(super) fn timeout(&self, cfg: &Config) -> Option<Instant> {
-        let patience = cfg.abort_grace + cfg.peer_timeout * PATIENCE;
+        let patience = patience(cfg);
         match (self.abort, &self.by) {
             (None, _) if self.done_told => self.deadline.checked_add(patience),
             (None, _) => Some(self.deadline),

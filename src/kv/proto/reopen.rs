@@ -44,7 +44,7 @@ impl Sender {
             let Some(t) = self.get_mut(id) else { continue };
             if let Some(abort) = t.abort.as_mut().filter(|_| t.outstanding == 0) {
                 // What was said of it, or the answer, may have been lost, and is said again now.
-                abort.at = abort.at.max(now);
+                abort.put_off(now);
             }
             if t.took_part & mask == 0 {
                 continue;

@@ -236,7 +236,7 @@ impl Sender {
         if t.abort.is_some() || t.resolved {
             return None;
         }
-        t.abort = Some(Aborting { reason, at: now, done_queued: false });
+        t.abort = Some(Aborting::new(cfg, reason, now));
         out.queue(Queued::Abort { transfer: id });
         if !t.deliverable() {
             self.tell_done(id, Outcome::NotDelivered(reason.into()), out);

@@ -18,7 +18,10 @@ pub(super) enum HeaderState {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Aborting {
     pub(super) reason: SenderReason,
+    /// From when its grace counts.
     pub(super) at: Instant,
+    /// Where what the rails go through puts that off no more.
+    pub(super) limit: Instant,
     /// ABORT_DONE has been queued on every queue pair that took part.
     pub(super) done_queued: bool,
 }
@@ -62,6 +65,17 @@ pub(super) struct Transfer {
     pub(super) released_told: bool,
 }
 
+impl Aborting {
+    pub(super) fn new(cfg: &Config, reason: SenderReason, now: Instant) -> Self {
+        Self { reason, at: now, limit: now + cfg.abort_limit(), done_queued: false }
+    }
+
+    /// Its grace counts from `now` on.
+    pub(super) fn put_off(&mut self, now: Instant) {
+        self.at = self.at.max(now.min(self.limit));
+    }
+}
+
 impl Transfer {
     /// All data and all notifications have been posted.
     pub(super) fn all_posted(&self) -> bool {
@@ -76,8 +90,9 @@ impl Transfer {
     /// When something must have changed.
     pub(super) fn timeout(&self, cfg: &Config) -> Option<Instant> {
         match self.abort {
-            Some(a) if self.outstanding > 0 || !self.done_told => Some(a.at + cfg.abort_grace),
+            Some(a) if self.outstanding > 0 => Some(a.at + cfg.abort_grace),
             Some(_) if self.resolved => None,
+            Some(a) if !self.done_told => Some(a.at + cfg.word_grace()),
             Some(a) => Some(a.at + cfg.abort_grace + cfg.peer_timeout),
             None if self.resolved => self.deadline.checked_add(cfg.abort_grace),
             None => Some(self.deadline),

@@ -167,32 +167,32 @@ impl Connection {
         None
     }
 
-    fn cut_for(&self, t: &Transfer, rail: usize, max_write: u32, sink: &impl Sink) -> Option<Cut> {
+    /// `pace` is the longest piece that the rail should carry now.
+    fn cut_for(&self, t: &Transfer, rail: usize, pace: u32, sink: &impl Sink) -> Option<Cut> {
         let cfg = &self.cfg.rails[rail];
-        let mut cursor = t.cursor;
-        // One of the rail speaks for the others: where that is wrong, they are passed over.
-        let paged = self.rails[rail]
-            .turn()
-            .next()
-            .and_then(|q| cursor.next_pages(&t.plan, rail, |key| sink.takes_pages(q, key).min(max_write)));
-        let (piece, pages) = match paged {
-            Some((piece, pages)) => (Some(piece), Some(pages)),
-            None if cursor.is_paged() && !cursor.is_done(&t.plan) => return None,
-            None => (cursor.next(&t.plan, rail, max_write), None),
-        };
-        let last = cursor.is_done(&t.plan);
         // Without order every WRITE notifies; with order the last one does, unless a SEND will.
-        let notify = cfg.notify == Notify::Imm && (last || !cfg.ordered);
-        // A notification by SEND needs its credit later; an empty transfer is nothing but a notification.
-        let needs_credit = notify || piece.is_none();
-        let prefer = if last { t.took_part } else { 0 };
-        let qp = pick(&self.links, &self.rails[rail], sink, needs_credit, prefer)?;
-        if let (Some(piece), Some(_)) = (&piece, &pages)
-            && sink.takes_pages(qp, piece.lkey) < piece.len
-        {
-            return None;
+        let finish = |cursor: Cursor, piece: Option<Piece>, pages: Option<Checked>| {
+            let last = cursor.is_done(&t.plan);
+            let notify = cfg.notify == Notify::Imm && (last || !cfg.ordered);
+            // A notification by SEND needs its credit later; an empty transfer is nothing but a notification.
+            let needs_credit = notify || piece.is_none();
+            let prefer = if last { t.took_part } else { 0 };
+            let qp = pick(&self.links, &self.rails[rail], sink, needs_credit, prefer)?;
+            Some(Cut { rail, qp, piece, pages, cursor, last, notify })
+        };
+        let mut cursor = t.cursor;
+        // One of the rail speaks for the others: where that is wrong, the next WRITE goes without pages.
+        let speaker = self.rails[rail].turn().next()?;
+        let most = |key| sink.takes_pages(speaker, key).min(cfg.max_write);
+        if let Some((piece, pages)) = cursor.next_pages(&t.plan, rail, pace, most) {
+            let cut = finish(cursor, Some(piece), Some(pages))?;
+            if cut.qp == speaker || sink.takes_pages(cut.qp, piece.lkey) >= piece.len {
+                return Some(cut);
+            }
         }
-        Some(Cut { rail, qp, piece, pages, cursor, last, notify })
+        let mut cursor = t.cursor;
+        let piece = cursor.next(&t.plan, rail, pace);
+        finish(cursor, piece, None)
     }
 
     /// Ordered only: posts one notification on a queue pair that took part and has none.

@@ -77,7 +77,7 @@ struct InFlight {
     flight: Arc<Flight>,
     number: u64,
     bytes: u64,
-    /// How much of the ring the peer may have back when all of that number are over.
+    /// How much of the ring the peer may have back when it is over: of several of one number the last has it.
     mark: Option<u64>,
     _holds: Vec<Hold>,
     _targets: Vec<Arc<Mapping>>,
@@ -314,10 +314,13 @@ impl Landings {
                 flight,
                 number,
                 bytes,
-                mark,
+                mark: None,
                 _holds: holds,
                 _targets: targets,
             });
+        }
+        if let Some(last) = self.flights.back_mut() {
+            last.mark = mark;
         }
         self.launched = number;
         self.begun();
@@ -360,7 +363,9 @@ impl Landings {
             self.flights.pop_front();
             self.since = Some(now);
         }
-        (self.since, self.next_look) = (None, None);
+        self.since = None;
+        // Who waits for a driver looks for that.
+        self.next_look = self.next_look.filter(|_| self.waits);
         Ok(mark)
     }
 
@@ -564,5 +569,18 @@ impl QpInner {
             }
         };
         self.stop(stop);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r8_who_waits_for_a_driver_looks_for_it_also_when_the_last_copy_is_over() {
+        let mut landings = Landings::default();
+        landings.wait_for_driver();
+        assert_eq!(landings.over().unwrap(), None);
+        assert!(landings.next_look().is_some());
     }
 }

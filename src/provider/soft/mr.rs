@@ -182,9 +182,10 @@ impl Reach {
         !remote.contains(&access) || exposure.exposes(addr, len, access)
     }
 
-    /// Whether the peer may write all targets of `pages`, whose first block is at `addr`.
-    pub(super) fn exposes_pages(&self, addr: u64, pages: &Pages) -> bool {
-        self.exposure.as_ref().is_none_or(|exposure| exposure.exposes_pages(addr, pages))
+    /// Whether the peer may write all targets of `pages`, whose first block is at `addr`. `None` where that is more than `most` to
+    /// look at.
+    pub(super) fn exposes_pages(&self, addr: u64, pages: &Pages, most: u64) -> Option<bool> {
+        self.exposure.as_ref().map_or(Some(true), |exposure| exposure.exposes_pages(addr, pages, most))
     }
 }
 
@@ -261,6 +262,11 @@ pub(super) struct MemfdOf<'g> {
 }
 
 impl<'g> MemfdOf<'g> {
+    /// Of all of a mapping.
+    pub(super) fn of(mapping: &'g Mapping) -> Option<Self> {
+        Self::new(mapping, mapping.addr())
+    }
+
     fn new(mapping: &'g Mapping, addr: u64) -> Option<Self> {
         let memfd = mapping.memfd_ref()?;
         let offset = addr.checked_sub(mapping.addr())?;

@@ -75,7 +75,7 @@ impl QpInner {
         {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        let mut failure = (total > caps.max_msg_size).then_some(WcStatus::LocalLength);
+        let mut failure = (total > self.device.caps.max_msg_size).then_some(WcStatus::LocalLength);
         let mut hold = None;
         if let Some(faults) = self.faults.as_deref_mut() {
             match faults.post() {

@@ -245,7 +245,7 @@ impl SoftQp {
         }
     }
 
-    /// Bytes of the largest WRITE of pages from memory of `lkey`; 0 where none goes.
+    /// Bytes of the largest WRITE of pages from memory of `lkey`, which the peer is lent; 0 where none goes now.
     pub(crate) fn takes_pages(&self, lkey: u32) -> u32 {
         lock(&self.shared.inner).takes_pages(lkey)
     }

@@ -174,8 +174,8 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        // Each flight waits for its end, before the slot is another's.
-        self.flights.clear();
+        // Before the slot is another's. Who drops a flight does not wait for it while somebody else has it, too.
+        self.wait();
     }
 }
 
@@ -246,5 +246,34 @@ impl QpInner {
                 Err(Stop::unable(&desc))
             }
         }
+    }
+}
+
+#[cfg(all(test, feature = "cuda"))]
+mod tests {
+    use super::*;
+    use crate::cuda::fake::Fake;
+    use crate::device::{Device, SoftConfig};
+    use crate::memory::Memory;
+
+    /// A deregistration that waits for the copies has them for a moment, too.
+    #[test]
+    fn r1_a_slot_is_given_back_after_the_copies_into_it_whoever_else_has_them() {
+        let (cuda, fake) = Fake::new(1);
+        let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
+        let mapping = Memory::cuda_of(&cuda, 0, 4096).map_for(pd.provider()).unwrap();
+        let memory = mapping.device_memory().unwrap();
+        let mut staged = Staged::new(Slot::take(memory.gpu()).unwrap());
+        let mut copier = Copier::new(memory.gpu().clone()).unwrap();
+        fake.hold(true);
+        copier.push(staged.slot.addr(), memory.addr(), 4096);
+        // SAFETY: the mapping and the slot are there until the end of the test, and all is over before.
+        let flight = Arc::new(unsafe { copier.launch(true) }.unwrap());
+        staged.flights.push(flight.clone());
+        assert_eq!(fake.queued(), 1);
+        drop(staged);
+        assert_eq!(fake.queued(), 0);
+        drop(flight);
+        assert_eq!(fake.wrong(), Vec::<String>::new());
     }
 }

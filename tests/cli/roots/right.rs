@@ -40,7 +40,8 @@ fn mlx5_with_gpus_is_right_by_dmabuf_and_by_peer_memory() {
     ] {
         let examined = examine(&root, &["--gpu"]);
         assert_eq!((examined.status, examined.not_ok()), (0, vec![]), "{}", examined.text);
-        assert!(examined.check("gpu").summary.contains(way), "{}", examined.text);
+        let summary = examined.check("gpu").summary;
+        assert!(summary.contains(way) && summary.contains("landfall registers GPU memory"), "{summary}");
     }
 }
 

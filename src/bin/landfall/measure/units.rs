@@ -17,6 +17,12 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| "more bytes than 64 bits count".to_owned())
 }
 
+/// As [`bytes`], and some.
+pub(crate) fn some_bytes(text: &str) -> Result<u64, String> {
+    bytes(text)
+        .and_then(|n| if n > 0 { Ok(n) } else { Err("at least one byte, as 64K, 2M or 1G".to_owned()) })
+}
+
 /// Seconds (`2`, `0.5`), or with a unit: `200ms`, `2s`, `1m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

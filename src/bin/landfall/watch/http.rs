@@ -1,10 +1,13 @@
 //! The exporter's HTTP: as much as a scrape needs, and bounded in everything that a client decides.
 //!
 //! A connection carries one request. A client has five seconds and 8 KiB for its head; 64 are served at once, and when more come, the
-//! oldest that is not being answered gives way; and however many ask, the devices are read at most four times a second.
+//! oldest that is not being answered gives way, though none before its first read: what it asks may be here already. However many ask,
+//! the devices are read at most four times a second.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -32,8 +35,15 @@ type Cache = Arc<Mutex<Option<(Instant, Arc<str>)>>>;
 /// A client that is served.
 struct Client {
     task: AbortHandle,
+    progress: Arc<Progress>,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Something was read of it, or nothing was there.
+    read: AtomicBool,
     /// It has asked, and has no answer yet.
-    asked: Arc<AtomicBool>,
+    asked: AtomicBool,
 }
 
 pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output) -> Result<(), Error> {
@@ -59,29 +69,39 @@ pub(super) async fn serve(address: SocketAddr, watched: Watched, output: &Output
         };
         clients.retain(|client| !client.task.is_finished());
         if clients.len() >= CLIENTS {
-            let idle = clients.iter().position(|client| !client.asked.load(Ordering::Relaxed));
-            if let Some(client) = clients.remove(idle.unwrap_or(0)) {
+            // Where none may, it is the new one itself.
+            let Some(client) = gives_way(clients.iter().map(|client| &*client.progress)) else { continue };
+            if let Some(client) = clients.remove(client) {
                 client.task.abort();
             }
         }
-        let (cache, watched, asked) = (cache.clone(), watched.clone(), Arc::new(AtomicBool::new(false)));
-        let asks = asked.clone();
+        let (cache, watched, progress) = (cache.clone(), watched.clone(), Arc::<Progress>::default());
+        let own = progress.clone();
         let task = tokio::spawn(async move {
             // A client that is slow, or gone, is its own affair.
-            let _ = tokio::time::timeout(PATIENCE, answer(stream, &asks, &cache, watched)).await;
+            let _ = tokio::time::timeout(PATIENCE, answer(stream, &own, &cache, watched)).await;
         });
-        clients.push_back(Client { task: task.abort_handle(), asked });
+        clients.push_back(Client { task: task.abort_handle(), progress });
+        // A flood of others does not keep it from being read.
+        tokio::task::yield_now().await;
     }
+}
+
+/// Which of these clients, the oldest first, makes room for another one: one that is not being answered, if there is one.
+fn gives_way<'a>(clients: impl Iterator<Item = &'a Progress> + Clone) -> Option<usize> {
+    let has = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+    let idle = clients.clone().position(|client| has(&client.read) && !has(&client.asked));
+    idle.or_else(|| clients.clone().position(|client| has(&client.read)))
 }
 
 async fn answer(
     mut stream: TcpStream,
-    asked: &AtomicBool,
+    progress: &Progress,
     cache: &Cache,
     watched: Arc<Watched>,
 ) -> std::io::Result<()> {
-    let request = request(&mut stream).await?;
-    asked.store(true, Ordering::Relaxed);
+    let request = request(&mut stream, &progress.read).await?;
+    progress.asked.store(true, Ordering::Relaxed);
     let response = match request {
         Request::Get { path, body } => match path.as_str() {
             "/metrics" => Response::ok(metrics(cache, move || scrape(&watched)).await, body),
@@ -96,7 +116,7 @@ async fn answer(
     };
     stream.write_all(response.text().as_bytes()).await?;
     stream.shutdown().await?;
-    asked.store(false, Ordering::Relaxed);
+    progress.asked.store(false, Ordering::Relaxed);
     tokio::io::copy(&mut stream.take(MAX_REST), &mut tokio::io::sink()).await?;
     Ok(())
 }
@@ -109,7 +129,7 @@ enum Request {
 }
 
 /// Reads to the end of the head. What the head says beyond its first line changes nothing.
-async fn request(stream: &mut TcpStream) -> std::io::Result<Request> {
+async fn request(stream: &mut TcpStream, has_read: &AtomicBool) -> std::io::Result<Request> {
     let mut head = Vec::new();
     let ended = |head: &[u8]| head.windows(4).any(|w| w == b"\r\n\r\n");
     while !ended(&head) {
@@ -117,7 +137,13 @@ async fn request(stream: &mut TcpStream) -> std::io::Result<Request> {
             return Ok(Request::TooLong);
         }
         let mut part = [0; 1024];
-        match stream.read(&mut part).await? {
+        let mut reading = pin!(stream.read(&mut part));
+        let read = poll_fn(|cx| {
+            let read = reading.as_mut().poll(cx);
+            has_read.store(true, Ordering::Relaxed);
+            read
+        });
+        match read.await? {
             0 => return Ok(Request::Bad),
             read => head.extend_from_slice(&part[..read]),
         }
@@ -206,6 +232,19 @@ impl Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_gives_way_before_its_first_read() {
+        let progress = |&(read, asked): &(bool, bool)| Progress { read: read.into(), asked: asked.into() };
+        for (clients, expected) in [
+            (&[(false, false), (true, true), (true, false)][..], Some(2)),
+            (&[(false, false), (true, true), (true, true)], Some(1)),
+            (&[(false, false), (false, false)], None),
+        ] {
+            let clients: Vec<Progress> = clients.iter().map(progress).collect();
+            assert_eq!(gives_way(clients.iter()), expected);
+        }
+    }
 
     #[tokio::test]
     async fn a_slow_reading_is_not_begun_again_when_who_asked_has_left() {

@@ -201,3 +201,91 @@ fn k5_peers_that_were_stopped_together_find_each_other_again() {
         assert_eq!(done(&p.events(0)), [Outcome::Landed]);
     }
 }
+
+impl Pair {
+    /// Time passes for both while rail `dark` takes everything, completes it, and nothing of it comes. Rails that fail are fenced. What
+    /// has become of A.
+    fn pass_time_without(&mut self, dark: usize, time: Duration) -> Vec<Event> {
+        let (until, mut events) = (self.now + time, Vec::new());
+        while self.now < until {
+            for ep in 0..2 {
+                for wr in self.transmit(ep) {
+                    let is_dark = self.conns[ep].links[wr.qp()].rail == dark;
+                    if is_dark { self.complete(ep, &wr) } else { self.pass(ep, &wr) }
+                }
+                if self.conns[ep].rail_state(dark) == RailState::Failing {
+                    self.fence(ep, dark, &[]);
+                }
+            }
+            self.advance(Duration::from_millis(10));
+            events.extend(self.events(0));
+        }
+        events
+    }
+}
+
+/// The header, or the peer's confirmation, is on a rail that has gone silent and has not failed yet.
+#[test]
+fn k10_a_word_on_an_abort_that_a_silent_rail_has_swallowed_takes_that_rail_only() {
+    let mut swallowed = 0;
+    let each =
+        |cfg: Config| [(0, true), (0, false), (1, true), (1, false)].map(|(dark, d)| (cfg.clone(), dark, d));
+    // Where there is no order, what has completed has come.
+    let swallows = |(cfg, dark, _): &(Config, usize, bool)| cfg.rails[*dark].ordered;
+    for (cfg, dark, delivered) in mixtures().into_iter().flat_map(each).filter(swallows) {
+        let mut p = Pair::new(cfg);
+        let g = p.grant();
+        let id = p.write(g, 12 * 4096).expect("fresh");
+        for wr in p.transmit(0) {
+            let is_dark = p.conns[0].links[wr.qp()].rail == dark;
+            let lost = !delivered && is_dark && matches!(wr, Posted::Send(..));
+            swallowed += usize::from(lost);
+            if lost { p.complete(0, &wr) } else { p.pass(0, &wr) }
+        }
+        p.conns[0].abort(id, p.now);
+        let time = (p.cfg.abort_grace + p.cfg.peer_timeout) * 2;
+        let events = p.pass_time_without(dark, time);
+        let down: Vec<_> =
+            events.iter().filter(|e| matches!(e, Event::RailDown { .. } | Event::Lost(_))).collect();
+        assert_eq!(down, [&Event::RailDown { rail: dark, cause: Cause::PeerLost }], "{events:?}");
+        let ends = done(&events);
+        assert!(matches!(ends[..], [Outcome::Landed | Outcome::NotDelivered(Reason::Cancelled)]), "{ends:?}");
+        assert!(!delivered || ends == [Outcome::Landed]);
+        p.settle();
+        p.conns[0].assert_at_rest(&p.conns[1]);
+    }
+    assert!(swallowed > 0);
+}
+
+/// A hostile peer answers nothing but heartbeats, and brings a rail down that has not come up again, over and over.
+#[test]
+fn k5_a_peer_that_brings_rails_down_for_ever_does_not_put_an_abort_off_for_ever() {
+    let mut p = Pair::new(Config { rails: vec![rail(); 2], ..config() });
+    let g = p.grant();
+    let id = p.write(g, 12 * 4096).expect("fresh");
+    for wr in p.transmit(0) {
+        p.complete(0, &wr);
+    }
+    p.conns[0].abort(id, p.now);
+    let (t0, limit) = (p.now, p.cfg.abort_limit() + p.cfg.word_grace());
+    let mut generation = 0;
+    let lost = loop {
+        for fenced in [false, true] {
+            p.conns[0].on_rail_word(0, generation, fenced, p.now).expect("sound");
+        }
+        p.conns[0].rail_fenced(0, p.now);
+        generation += 1;
+        p.transmit(0).iter().for_each(|wr| p.complete(0, wr));
+        for qp in 2..4 {
+            p.conns[0].links[qp].live.on_heard(p.now);
+        }
+        p.now += p.cfg.abort_grace / 4;
+        p.conns[0].handle_timeout(p.now);
+        if let Some(lost) = p.events(0).into_iter().find(|e| matches!(e, Event::Lost(_))) {
+            break lost;
+        }
+        assert!(p.now < t0 + limit * 2, "it waits for ever");
+    };
+    assert_eq!(lost, Event::Lost(Cause::AbortStuck));
+    assert!(generation > 4 && p.now <= t0 + limit, "{:?}", p.now - t0);
+}

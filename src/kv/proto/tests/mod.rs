@@ -7,6 +7,7 @@ mod landing;
 mod limits;
 mod mapped;
 mod opening;
+mod pages;
 mod rails;
 mod reads;
 

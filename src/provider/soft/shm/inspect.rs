@@ -59,6 +59,16 @@ pub(in crate::provider::soft) fn wakes(qp: &Qp) -> u64 {
     }
 }
 
+/// Whether the peer of a queue pair may still copy from memory of `key`.
+#[cfg(feature = "cuda")]
+pub(in crate::provider::soft) fn lends(qp: &Qp, key: u32) -> bool {
+    match qp {
+        Qp::Soft(qp) => qp.inspect(|qp| qp.link.shm().is_some_and(|link| link.rings().lends(key))),
+        #[cfg(feature = "verbs")]
+        Qp::Verbs(_) => false,
+    }
+}
+
 /// Memfds of its peer that a queue pair keeps.
 pub(in crate::provider::soft) fn lent_to_us(qp: &Qp) -> usize {
     match qp {

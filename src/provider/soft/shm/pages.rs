@@ -11,16 +11,24 @@
 
 use super::super::frame::{Desc, Nak};
 use super::super::link::{Link, Stream};
+use super::super::mr::MemfdOf;
 use super::super::qp::QpInner;
 use super::super::rx::Stop;
 use super::super::tuning::{FAR_BYTES, SEGMENT_BYTES};
 use super::copy::CopyHint;
 use super::link::{NoCopy, ShmLink};
-use super::reference::Reference;
+use super::reference::{NO_MEMFD, Reference};
+use crate::cuda::Copier;
 use crate::pages::{Checked, Pages, Strides};
 use crate::provider::AccessFlags;
 
 const HEAD: usize = 56;
+
+/// What a piece counts for at least, in a turn: of mapped memory, and where it takes a call of the driver or of the kernel.
+const LEAST_COPY: u32 = 512;
+const LEAST_CALL: u32 = 4096;
+/// Pieces that are looked at together, before a kernel copies them. More go one by one, in turns.
+const LOOKED_AT: u64 = 16 << 10;
 
 /// Bytes of a table.
 pub(in crate::provider::soft) const fn table_bytes(pairs: usize) -> usize {
@@ -66,15 +74,16 @@ fn decode(table: &[u8]) -> Option<(Pages, u64, u64)> {
 }
 
 impl QpInner {
-    /// Bytes of the largest WRITE of pages from memory of `key` now.
-    pub(in crate::provider::soft) fn takes_pages(&self, key: u32) -> u32 {
-        let Link::Up(Stream::Shm(link)) = &self.link else { return 0 };
+    /// Bytes of the largest WRITE of pages from memory of `key` now. That memory is lent by the asking, so that nothing is promised
+    /// that cannot be kept: what cannot be lent now, for a moment or for good, goes as other WRITEs do.
+    pub(in crate::provider::soft) fn takes_pages(&mut self, key: u32) -> u32 {
+        let Link::Up(Stream::Shm(link)) = &mut self.link else { return 0 };
         let guard = self.device.mrs.read();
-        let referable = guard.mapping(key).is_some_and(|mapping| match mapping.device_memory() {
-            Some(memory) => link.why_not_lend(memory).is_none(),
-            None => mapping.memfd_ref().is_some(),
+        let lent = guard.mapping(key).is_some_and(|mapping| match mapping.device_memory() {
+            Some(memory) => link.why_not_lend(memory).is_none() && link.lend_memory(mapping, memory),
+            None => MemfdOf::of(mapping).is_some_and(|memfd| link.lend(&memfd)),
         });
-        if referable { u32::try_from(self.device.caps.max_msg_size).unwrap_or(u32::MAX) } else { 0 }
+        if lent { u32::try_from(self.device.caps.max_msg_size).unwrap_or(u32::MAX) } else { 0 }
     }
 
     /// Lets a table travel for the request `msn`, which `desc` is of. False where its memory cannot be lent.
@@ -160,9 +169,15 @@ impl QpInner {
         };
         let mut take = 0u32;
         if copied.is_ok() && far && range.device().is_some() && !incoming.by_piece {
-            if !self.reach.exposes_pages(desc.addr, &incoming.checked.pages) {
-                return Err(Stop::refuse(&desc, Nak::Access));
+            let pages = &incoming.checked.pages;
+            let kernel = Copier::takes(pages);
+            match kernel.then(|| self.reach.exposes_pages(desc.addr, pages, LOOKED_AT)).flatten() {
+                Some(true) => {}
+                Some(false) => return Err(Stop::refuse(&desc, Nak::Access)),
+                None => incoming.by_piece = true,
             }
+        }
+        if copied.is_ok() && far && range.device().is_some() && !incoming.by_piece {
             // What is staged has not been taken yet.
             let mark = link.rings().taken().wrapping_sub((rx.end - rx.start) as u64);
             let checked = &incoming.checked;
@@ -175,9 +190,12 @@ impl QpInner {
         }
         let most = u32::try_from(limit.clamp(1, SEGMENT_BYTES)).unwrap_or(u32::MAX);
         let hint = CopyHint::part_of(desc.total.into());
-        while copied.is_ok() && take < most {
+        let called = far || range.device().is_some() || incoming.memory == NO_MEMFD;
+        let least = if called { LEAST_CALL } else { LEAST_COPY };
+        let (ordered, mut spent) = (self.device.caps.ordered, take);
+        while copied.is_ok() && spent < most {
             let Some((from, to, left)) = incoming.checked.pages.at(u64::from(rx.off + take)) else { break };
-            let len = left.min(most - take);
+            let len = left.min(most - spent);
             let (Some(part), Some(reference)) =
                 (range.within(to - incoming.checked.spans.target.start, len), source(from, len))
             else {
@@ -193,6 +211,10 @@ impl QpInner {
                 link.copy(&reference, 0, part, hint)
             };
             take += len;
+            spent = spent.saturating_add(len.max(least));
+            if called && self.landings.is_full(ordered) {
+                break;
+            }
         }
         drop(guard);
         match copied {
@@ -222,7 +244,9 @@ impl QpInner {
             self.discard();
         }
         self.launch_if_much();
-        Ok(if whole && self.faults.is_none() { FAR_BYTES } else { take as usize })
+        // Faults count bytes, whatever a turn spends on them.
+        let counted = if self.faults.is_some() { take } else { spent };
+        Ok(if whole && self.faults.is_none() { FAR_BYTES } else { counted as usize })
     }
 }
 

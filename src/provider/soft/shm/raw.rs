@@ -10,7 +10,7 @@ use super::super::frame::Preamble;
 use super::map::SharedMap;
 use super::rights;
 use super::ring::{MAP_BYTES, Rings, Side};
-use super::words::{HELLO, Hello, Probe, TOKEN, Word};
+use super::words::{HELLO, Hello, MAX_WORD, Probe, TOKEN, Word};
 use crate::memory::memfd;
 
 /// A peer by hand.
@@ -76,6 +76,12 @@ impl RawPeer {
         self.rings.free_all_but(0);
         out.truncate(n);
         out
+    }
+
+    /// Takes all that was said.
+    pub(in crate::provider::soft) fn hear_all(&self) {
+        let mut bytes = [0; MAX_WORD];
+        while rights::recv(self.socket.as_fd(), &mut bytes).is_ok_and(|message| message.len > 0) {}
     }
 
     pub(in crate::provider::soft) fn close(&self) {

@@ -4,11 +4,12 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 
 use super::hostile::{ends_in_error, frame, raw_peer};
+use super::shm_hostile::{raw_peer as shm_peer, tiny_pieces};
 use super::*;
 use crate::cuda::Cuda;
 use crate::cuda::fake::Fake;
 use crate::provider::soft::frame::{DESC, Desc, HEADER, Opcode, PREAMBLE, Preamble};
-use crate::provider::soft::shm::inspect::{lent_to_us, play_two_processes};
+use crate::provider::soft::shm::inspect::{lends, lent_to_us, play_two_processes};
 
 /// Two sides, and a driver with two GPUs.
 pub(super) struct Gpus {
@@ -426,6 +427,52 @@ fn k1_no_message_arrives_whose_copy_could_not_be_queued() {
     for cqe in g.pair.a.take().iter().chain(&g.pair.b.take()) {
         assert_ne!(cqe.status, WcStatus::Success, "{cqe:?}");
     }
+}
+
+/// Two GPUs copy what one frame refers to, and one of them takes its time.
+#[test]
+fn r1_a_source_that_two_gpus_copy_from_is_lent_until_the_last_of_them_is_over() {
+    let mut g = Gpus::new(Profile::Default);
+    let from = g.region(true, 8192, true);
+    let to = [0, 1].map(|gpu| g.on(&g.pair.b, gpu, 4096));
+    let key = sge(&from, 0, 1).lkey;
+    g.fake.hold_on(1, true);
+    let mut chain = WrChain::default();
+    for (n, to) in to.iter().enumerate() {
+        chain.push(n as u64, write_to(to, 0, None), &[sge(&from, 4096 * n as u64, 4096)], true, false);
+    }
+    g.pair.qa().post_send(&chain).unwrap();
+    g.pair.quiet();
+    assert_eq!(g.fake.queued(), 1, "the first is over");
+    assert!(lends(g.pair.qa(), key));
+    g.fake.hold_on(1, false);
+    g.pair.wait(2, 0);
+    g.pair.until("the ring to be given back", |p| !lends(p.qa(), key));
+}
+
+/// Pieces of one byte, each a call of the driver: a turn makes a few, and not as many as it may take bytes.
+#[test]
+fn r9_a_table_of_tiny_pieces_for_a_gpu_takes_a_few_of_them_in_a_turn() {
+    let (cuda, fake) = Fake::new(1);
+    let mut side = Side::new(SoftTransport::Shm, Profile::Default);
+    let (qp, peer) = shm_peer(&side);
+    let memory = Memory::cuda_of(&cuda, 0, 8192);
+    let to = Region::register(&side.pd, memory.map_for(&side.pd).unwrap(), ALL).unwrap();
+    let from = peer.lend(9, 8192);
+    from.write(0, &pattern(8192, 5));
+    recv(&qp, 1, None);
+    peer.put(&tiny_pieces(&to, 4));
+    let (deadline, mut most) = (Instant::now() + DEADLINE, 0);
+    while side.seen.is_empty() {
+        let before = fake.count("cuMemcpyAsync");
+        side.poll();
+        most = most.max(fake.count("cuMemcpyAsync") - before);
+        assert!(Instant::now() < deadline, "not in time");
+    }
+    assert!(most <= 1024, "{most} calls in a turn");
+    assert_eq!(ids(&side.take()), [(1, WcStatus::Success)]);
+    assert_eq!(contents(&to, 0, 8192), pattern(8192, 5));
+    assert_eq!(fake.wrong(), Vec::<String>::new());
 }
 
 /// An answer that comes twice while the first one is still being copied: the second one would write after the READ has completed.

@@ -15,7 +15,7 @@ use crate::provider::soft::shm::raw::RawPeer;
 use crate::provider::soft::shm::{encode_table, fuzz};
 
 /// A queue pair whose peer is this test: it has answered the dial.
-fn raw_peer(side: &Side) -> (Qp, RawPeer) {
+pub(super) fn raw_peer(side: &Side) -> (Qp, RawPeer) {
     let listener = Socket::new(Domain::UNIX, Type::SEQPACKET.cloexec(), None).unwrap();
     let local = crate::random::random_u64().unwrap() | 1;
     listener.bind(&name(local)).unwrap();
@@ -132,6 +132,68 @@ fn paged(
     let mut table = Vec::new();
     encode_table(&pages, from.0, from.1, &mut table);
     frame(&[desc], &table, 0)
+}
+
+/// A WRITE of pieces of one byte, as many as fit in all: `layers` of up to 2048, side by side at both ends.
+pub(super) fn tiny_pieces(to: &Region<Exposed>, layers: u32) -> Vec<u8> {
+    let pairs = (0..2048).map(|n| pair(n, n)).collect();
+    let strides = Strides { layer: 2048, block: 1 };
+    let pages = Pages { piece: 1, layers, source: strides, target: strides, pairs };
+    let mut desc = Desc::new(Opcode::Write, 0);
+    (desc.addr, desc.rkey) = (to.remote().addr, to.remote().rkey);
+    desc.total = pages.bytes().unwrap();
+    desc.len = desc.total;
+    desc.set_imm(Some(3));
+    desc.set_pages(pages.pairs.len());
+    let mut table = Vec::new();
+    encode_table(&pages, 9, 0, &mut table);
+    frame(&[desc], &table, 0)
+}
+
+#[test]
+fn r9_a_table_of_tiny_pieces_takes_some_of_them_in_a_turn() {
+    const ALL_OF_IT: usize = 512 << 10;
+    let mut side = shm_side();
+    let (qp, peer) = raw_peer(&side);
+    let to = side.region(ALL_OF_IT as u64, ALL);
+    let memory = peer.lend(9, ALL_OF_IT);
+    memory.write(0, &vec![1; ALL_OF_IT]);
+    recv(&qp, 1, None);
+    peer.put(&tiny_pieces(&to, 256));
+    let (deadline, mut most, mut before) = (Instant::now() + DEADLINE, 0, 0);
+    while side.seen.is_empty() {
+        side.poll();
+        let copied = contents(&to, 0, ALL_OF_IT).iter().map(|&b| usize::from(b)).sum();
+        most = most.max(copied - before);
+        before = copied;
+        assert!(Instant::now() < deadline, "not in time");
+    }
+    assert_eq!((before, ids(&side.take())), (ALL_OF_IT, vec![(1, WcStatus::Success)]));
+    assert!(most <= 16 << 10, "{most} pieces in a turn");
+}
+
+/// K8: nothing is promised that cannot be kept. The peer's socket is full for a moment.
+#[test]
+fn k8_pages_are_taken_only_from_memory_that_the_peer_has_been_lent() {
+    let side = shm_side();
+    let (qp, peer) = raw_peer(&side);
+    let regions = (0..4096).map(|_| side.region(4096, ALL));
+    let mut lent = Vec::new();
+    let refused = regions.into_iter().find_map(|region| {
+        let key = sge(&region, 0, 1).lkey;
+        if qp.takes_pages(key) == 0 {
+            return Some(region);
+        }
+        lent.push(region);
+        None
+    });
+    let refused = refused.expect("there is no room for so many words");
+    let all = |region: &Region<Exposed>| qp.takes_pages(sge(region, 0, 1).lkey) > 0;
+    assert!(!lent.is_empty() && lent.iter().all(all), "asked twice, told once");
+    assert!(!all(&refused));
+    assert_eq!(qp.state(), QpState::Rts);
+    peer.hear_all();
+    assert!(all(&refused), "it was for a moment");
 }
 
 #[test]
