@@ -26,6 +26,8 @@ pub(crate) struct DemoArgs {
 }
 
 pub(crate) async fn run(args: DemoArgs) -> Result<(), Box<dyn std::error::Error>> {
+    // Once, and for as long as it takes: the workers have a limited time to start, and would each fetch it.
+    tokio::task::spawn_blocking(gateway::fetch::model).await??;
     let cluster = Cluster::start(ClusterConfig {
         program: std::env::current_exe()?,
         prefill: 1,

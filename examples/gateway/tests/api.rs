@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::fake::{Fake, Gateway, counts, error, gateway, line, until, well};
-use common::{Reading, body, client, streamed, whole};
+use common::{End, Reading, body, client, streamed, whole};
 use gateway::protocol::{DecodeEvent, Finish};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -126,6 +126,49 @@ async fn a_gateway_that_drains_says_so_and_finishes_what_it_has_with_another_wor
     gateway.ended().await;
 }
 
+#[tokio::test]
+async fn a_gateway_whose_time_to_drain_is_over_ends_what_is_left_with_an_error() {
+    let one = line(&DecodeEvent::Token { token: 1, text: "1 ".to_owned() });
+    let (prefill, decode) =
+        (Fake::prefill("p", well).await, Fake::decode("d", move |_| common::fake::stuck(&one)).await);
+    let mut gateway = gateway(&[&prefill, &decode], |args| args.drain = 0.5).await;
+    let mut reading = Reading::new(gateway.ask(&streamed("x", 5)).await);
+    reading.parts(1).await;
+    let request = body("y", 5);
+    let url = format!("http://{}/v1/completions", gateway.address);
+    let whole = tokio::spawn(client().post(url).json(&request).send());
+    until("both are served", || decode.begun() == 2).await;
+    gateway.stop();
+    let (text, end) = reading.end().await;
+    let End::Error(stream) = end else { panic!("{end:?}") };
+    assert_eq!((&*text, &stream["type"]), ("1 ", &json!("unavailable")), "{stream}");
+    let (status, error) = error(whole.await.unwrap().unwrap()).await;
+    assert_eq!((status, &error["message"]), (503, &json!("the gateway is shutting down")));
+    gateway.ended().await;
+}
+
+#[tokio::test]
+async fn a_gateway_whose_workers_are_full_is_healthy_and_says_that_they_are() {
+    let (prefill, decode) =
+        (Fake::prefill("p", |_| common::fake::stuck("")).await, Fake::decode("d", counts).await);
+    let gateway = gateway(&[&prefill, &decode], |_| ()).await;
+    let held = body("x", 3);
+    let four = futures_util::future::join_all((0..4).map(|_| gateway.ask(&held)));
+    let look = async {
+        until("all seats are taken", || prefill.begun() == 4).await;
+        let response = gateway.get("/health").await;
+        let status = response.status();
+        (status, response.json::<Value>().await.unwrap())
+    };
+    let (status, health) = tokio::select! {
+        _ = four => panic!("the four were answered"),
+        seen = look => seen,
+    };
+    assert_eq!(status, 200, "{health}");
+    assert_eq!((&health["prefill_workers"], &health["prefill_full"]), (&json!(1), &json!(1)));
+    assert_eq!((&health["decode_workers"], &health["decode_full"]), (&json!(1), &json!(1)));
+}
+
 fn raw(body: &Value) -> String {
     let body = body.to_string();
     format!(
@@ -158,15 +201,39 @@ async fn requests_that_are_sent_before_the_answers_are_read_are_answered_in_orde
     assert_eq!(prefill.begun(), 2);
 }
 
-/// A client that has sent more than one request and is gone.
+/// Nothing else would end it in the time that the test waits: the worker is silent for good, and may be for longer.
 #[tokio::test]
-async fn k4_a_client_that_leaves_with_requests_in_the_pipe_frees_everything() {
+async fn k4_a_client_that_leaves_is_noticed_by_its_connection_alone() {
     let prefill = Fake::prefill("p", |_| common::fake::stuck("")).await;
     let decode = Fake::decode("d", counts).await;
-    let gateway = gateway(&[&prefill, &decode], |args| args.stall = 5.0).await;
+    let patience = 10.0 * common::LONG.as_secs_f64();
+    let edit = |args: &mut gateway::gateway::GatewayArgs| {
+        (args.stall, args.timeout, args.max_timeout) = (patience, patience, patience);
+    };
+    let gateway = gateway(&[&prefill, &decode], edit).await;
+    for mut request in [streamed("x", 2), body("x", 2)] {
+        request["timeout"] = json!(patience);
+        let begun = prefill.begun();
+        let mut connection = TcpStream::connect(gateway.address).await.unwrap();
+        connection.write_all(raw(&request).as_bytes()).await.unwrap();
+        until("it is asked", || prefill.begun() > begun).await;
+        drop(connection);
+        gateway.until_metric("gateway_prefilling 0").await;
+        until("given up", || prefill.left() == prefill.begun()).await;
+    }
+}
+
+/// With another request in the pipe the connection is not read, and its end not seen: then it is the deadline that frees, of each
+/// in turn.
+#[tokio::test]
+async fn k4_a_client_that_leaves_with_requests_in_the_pipe_frees_everything_at_their_deadlines() {
+    let prefill = Fake::prefill("p", |_| common::fake::stuck("")).await;
+    let decode = Fake::decode("d", counts).await;
+    let patience = 10.0 * common::LONG.as_secs_f64();
+    let gateway = gateway(&[&prefill, &decode], |args| args.stall = patience).await;
     let mut connection = TcpStream::connect(gateway.address).await.unwrap();
-    let mut request = streamed("x", 2);
-    request["timeout"] = json!(20);
+    let mut request = body("x", 2);
+    request["timeout"] = json!(3);
     connection.write_all((raw(&request) + &raw(&request)).as_bytes()).await.unwrap();
     until("it is asked", || prefill.begun() >= 1).await;
     drop(connection);

@@ -9,9 +9,10 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{LONG, Reading, alone, body, client, config, send, start, streamed, whole};
+use common::{LONG, Reading, alone, body, client, config, send, start, streamed, until, whole};
 use gateway::cluster::Cluster;
 use gateway::directory::LEASE;
+use gateway::protocol::Role;
 use serde_json::Value;
 use tokio::process::{Child, Command};
 
@@ -128,6 +129,32 @@ async fn k6_workers_come_and_go_with_their_leases_and_an_outage_of_etcd_stops_no
     cluster.restart(1).await.unwrap();
     until_decode_workers(&cluster, 2).await;
     assert_eq!(ask(&cluster).await, expected);
+}
+
+/// It is still known, and so are its requests.
+#[tokio::test]
+async fn a_worker_that_is_asked_to_stop_finishes_what_it_has_and_gets_nothing_new() {
+    let server = Server::fresh().await;
+    let mut config = config(2, 2, "auto");
+    config.directory = Some(server.uri());
+    let mut cluster = start(config).await;
+    until_decode_workers(&cluster, 2).await;
+    let (tokens, _) = alone("Once upon a time", 300);
+    let mut reading = Reading::new(send(&cluster, &streamed("Once upon a time", 300)).await);
+    reading.parts(3).await;
+    let n = until(&cluster, Role::Decode, |load| load.computing > 0).await;
+    common::signal(cluster.workers[n].1.pid(), "-TERM").await;
+    // It says so before it is gone.
+    until_decode_workers(&cluster, 1).await;
+    let (_, other) = whole(send(&cluster, &body("Once upon a time", 4)).await).await;
+    let (_, usage) = reading.done().await;
+    assert_eq!(usage["landfall"]["attempts"], 1);
+    assert_eq!(usage["landfall"]["token_ids"], serde_json::json!(tokens));
+    assert_ne!(usage["landfall"]["decode"], other["landfall"]["decode"]);
+    assert!(cluster.workers[n].1.wait().await.unwrap().success());
+    let metrics =
+        client().get(format!("{}/metrics", cluster.url())).send().await.unwrap().text().await.unwrap();
+    assert!(!metrics.contains("gateway_workers_lost_total{"), "{metrics}");
 }
 
 /// An outage that is longer than every lease: what is known is used meanwhile, and nothing that runs is ended when etcd is back.

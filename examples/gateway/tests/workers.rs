@@ -214,6 +214,19 @@ async fn answers_without_an_end_or_a_bound_and_answers_that_are_none_end_the_att
     };
     let too_many =
         |request: DecodeRequest| counts(DecodeRequest { max_tokens: request.max_tokens + 1, ..request });
+    let broad = |_: DecodeRequest| {
+        let token = line(&DecodeEvent::Token { token: 1, text: "1".repeat(5000) });
+        (token + &line(&DecodeEvent::Done { finish: Finish::Stop })).into_response()
+    };
+    let too_few = |request: DecodeRequest| {
+        let more = DecodeRequest { max_tokens: request.max_tokens - 1, ..request };
+        counts(more)
+    };
+    // The request has minutes.
+    let impatient = |_: DecodeRequest| {
+        line(&DecodeEvent::Failed { fault: Fault::Deadline, why: "the time was over".to_owned() })
+            .into_response()
+    };
     let wrong = |_: DecodeRequest| "{\"token\":\"x\"}\n".into_response();
     let cut =
         |_: DecodeRequest| line(&DecodeEvent::Token { token: 1, text: "1 ".to_owned() }).into_response();
@@ -226,12 +239,15 @@ async fn answers_without_an_end_or_a_bound_and_answers_that_are_none_end_the_att
         Fake::decode("b", too_many).await,
         Fake::decode("c", wrong).await,
         Fake::decode("d", cut).await,
+        Fake::decode("e", broad).await,
+        Fake::decode("f", too_few).await,
+        Fake::decode("g", impatient).await,
     ];
-    let (redirects, good) = (Fake::decode("e", elsewhere).await, Fake::decode("f", counts).await);
+    let (redirects, good) = (Fake::decode("h", elsewhere).await, Fake::decode("i", counts).await);
     for bad in bad.iter().chain([&redirects]) {
         let gateway = gateway(&[&prefill, bad, &good], |_| ()).await;
         let (text, usage) = whole(gateway.ask(&body("x", 3)).await).await;
-        assert_eq!((&*text, &usage["landfall"]["decode"]), (ANSWER, &json!("f")), "{}", bad.worker.name);
+        assert_eq!((&*text, &usage["landfall"]["decode"]), (ANSWER, &json!("i")), "{}", bad.worker.name);
         assert_eq!(usage["landfall"]["attempts"], 2);
         // Alone, it ends in an error, and not in half an answer with status 200.
         let gateway = self::gateway(&[&prefill, bad], |_| ()).await;
@@ -239,6 +255,44 @@ async fn answers_without_an_end_or_a_bound_and_answers_that_are_none_end_the_att
         request["timeout"] = json!(20);
         let (status, error) = error(gateway.ask(&request).await).await;
         assert!([502, 504].contains(&status), "{status}: {error}");
+    }
+}
+
+/// The one that failed it answers at once, and would fail it four times more before the other has a place.
+#[tokio::test]
+async fn k5_a_request_that_a_worker_has_failed_waits_for_another_that_is_full() {
+    let (tell, told) = tokio::sync::watch::channel(false);
+    let prefill = Fake::prefill("p", well).await;
+    let broken = Fake::decode("a", |_| {
+        line(&DecodeEvent::Failed { fault: Fault::Worker, why: "broken".to_owned() }).into_response()
+    });
+    // Its only place is taken until the word.
+    let act = move |request: DecodeRequest| {
+        let (mut told, rest) = (told.clone(), counts(request));
+        let body = async_stream::stream! {
+            let _ = told.wait_for(|&word| word).await;
+            let mut rest = rest.into_body().into_data_stream();
+            while let Some(part) = futures_util::StreamExt::next(&mut rest).await {
+                yield part;
+            }
+        };
+        axum::body::Body::from_stream(body).into_response()
+    };
+    let (broken, good) = (broken.await, Fake::decode_that("b", |worker| worker.slots = 1, act).await);
+    let gateway = gateway(&[&prefill, &broken, &good], |_| ()).await;
+    let (one, two) = (body("x", 3), body("y", 3));
+    let second = async {
+        until("the first has the place", || good.begun() == 1).await;
+        gateway.ask(&two).await
+    };
+    let (one, two, ()) = tokio::join!(gateway.ask(&one), second, async {
+        until("both were failed", || broken.begun() == 2).await;
+        gateway.until_metric("gateway_requests_waiting 1").await;
+        tell.send(true).unwrap();
+    });
+    for response in [one, two] {
+        let (text, usage) = whole(response).await;
+        assert_eq!((&*text, usage["landfall"]["attempts"].as_u64()), (ANSWER, Some(2)));
     }
 }
 
@@ -422,6 +476,6 @@ async fn a_second_answer_that_is_another_or_shorter_ends_the_stream_with_an_erro
         let gateway = gateway(&[&prefill, &decode], |_| ()).await;
         let (text, end) = Reading::new(gateway.ask(&streamed("x", 3)).await).end().await;
         let common::End::Error(error) = end else { panic!("{end:?}") };
-        assert_eq!((&*text, &error["type"]), ("1 ", &json!("worker_lost")), "{error}");
+        assert_eq!((&*text, &error["type"]), ("1 ", &json!("diverged")), "{error}");
     }
 }

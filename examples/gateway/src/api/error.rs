@@ -77,6 +77,13 @@ impl ApiError {
         Self::of(StatusCode::BAD_GATEWAY, "worker_lost", message)
     }
 
+    /// It was tried again, and what came is not what had come: of a greedy or seeded answer, some worker's tokens are wrong.
+    pub fn diverged() -> Self {
+        let message =
+            "a worker was lost, and the answer of another is a different one; send the request again";
+        Self::of(StatusCode::BAD_GATEWAY, "diverged", message)
+    }
+
     /// Its time was over while it was served.
     pub fn deadline(seconds: f64) -> Self {
         let message =

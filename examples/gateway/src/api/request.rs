@@ -146,6 +146,10 @@ impl Wanted {
             token_ids: body.boolean("return_token_ids")?.unwrap_or_default(),
         };
         body.rest()?;
+        if wanted.token_ids && wanted.stream && !wanted.include_usage {
+            let message = "return_token_ids with stream needs stream_options.include_usage: the tokens come with the usage";
+            return Err(ApiError::value("return_token_ids", message));
+        }
         Ok(wanted)
     }
 }

@@ -127,3 +127,17 @@ fn messages_have_a_role_that_there_is_and_a_text_or_parts_of_one() {
         assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some(param)), "{error:?}");
     }
 }
+
+#[test]
+fn tokens_that_would_come_nowhere_are_refused() {
+    let mut body = json!({ "return_token_ids": true, "stream": true });
+    for options in [json!(null), json!({ "include_usage": false })] {
+        body["stream_options"] = options;
+        let error = chat(body.clone()).unwrap_err();
+        assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("return_token_ids")));
+        assert!(error.message.contains("stream_options.include_usage"), "{error}");
+    }
+    body["stream_options"] = json!({ "include_usage": true });
+    assert!(chat(body).unwrap().token_ids);
+    assert!(chat(json!({ "return_token_ids": true })).unwrap().token_ids);
+}

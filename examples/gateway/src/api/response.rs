@@ -7,7 +7,7 @@ use super::Style;
 use crate::protocol::{Finish, Token, Transfer};
 
 /// `usage`, with what happened underneath.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Usage {
     pub prompt_tokens: u32,
     pub completion_tokens: u32,
@@ -17,7 +17,7 @@ pub struct Usage {
 }
 
 /// How the answer came about.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Underneath {
     /// From the request to the first token, as it left the gateway.
     pub ttft_ms: f64,

@@ -8,6 +8,9 @@
 //! goes on with those that it knows until it can read again, and with those that have not registered again by then for a while
 //! longer: an outage of etcd stops nobody.
 //!
+//! A worker that is asked to stop writes that it drains, under the same lease, and gives the lease up when it has finished: what a
+//! gateway has under way there goes on until then.
+//!
 //! A name is one worker's. Another one of that name waits until the lease has run out, unless it is at the same address: then the
 //! first is gone.
 
@@ -20,10 +23,10 @@ use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, Error, EventType, GetOptions, PutOptions, Txn, TxnOp,
     WatchOptions, WatchStream,
 };
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
-use super::{Directory, DirectoryError, LEASE, Registration, Task, Watch, Workers, task};
+use super::{Change, Directory, DirectoryError, Keeper, LEASE, Registration, Task, Watch, Workers, task};
 use crate::protocol::{Worker, words};
 
 const PREFIX: &str = "landfall/gateway/workers/";
@@ -77,7 +80,8 @@ impl Directory for Etcd {
         };
         let keep = Kept { client: client.clone(), lease };
         let etcd = self.clone();
-        Ok(Registration { _keep: Some(task(etcd.keep(keep, worker))) })
+        let (changes, told) = mpsc::unbounded_channel();
+        Ok(Registration { kept: Some(Keeper { changes, _task: task(etcd.keep(keep, worker, told)) }) })
     }
 
     async fn watch(&self) -> Result<Watch, DirectoryError> {
@@ -88,15 +92,32 @@ impl Directory for Etcd {
     }
 }
 
+/// A change, and who waits for it to be written.
+type Told = (Change, oneshot::Sender<()>);
+
 /// A lease that is given up when its task ends: the worker is out at once, not when the lease has run out.
 struct Kept {
     client: Client,
     lease: i64,
 }
 
+impl Kept {
+    async fn revoke(&mut self) {
+        // If it does not get there, the lease runs out.
+        let _ = self.client.lease_revoke(self.lease).await;
+        self.lease = NONE;
+    }
+}
+
+/// No lease.
+const NONE: i64 = 0;
+
 impl Drop for Kept {
     fn drop(&mut self) {
         let (mut client, lease) = (self.client.clone(), self.lease);
+        if lease == NONE {
+            return;
+        }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             // If it does not get there, the lease runs out.
             runtime.spawn(async move { client.lease_revoke(lease).await });
@@ -105,18 +126,63 @@ impl Drop for Kept {
 }
 
 impl Etcd {
-    /// Keeps the lease alive, or gets another one.
-    async fn keep(self, mut kept: Kept, worker: Worker) {
+    /// Keeps the lease alive, or gets another one; writes that the worker drains when it does, and ends when it has left.
+    async fn keep(self, mut kept: Kept, mut worker: Worker, mut told: mpsc::UnboundedReceiver<Told>) {
+        // Who waits for a change to be written.
+        let mut waits: Option<oneshot::Sender<()>> = None;
         loop {
-            if let Err(error) = keep_alive(&mut kept.client, kept.lease).await {
-                tracing::warn!(error = words(&error), "etcd: the lease could not be kept");
+            let changed = tokio::select! {
+                kept = keep_alive(&mut kept.client, kept.lease) => {
+                    if let Err(error) = kept {
+                        tracing::warn!(error = words(&error), "etcd: the lease could not be kept");
+                    }
+                    None
+                }
+                changed = told.recv() => changed,
+            };
+            match changed {
+                Some((Change::Draining, done)) => {
+                    worker.draining = true;
+                    // Under the lease that it has: the worker is the same, with the requests that it has.
+                    match write(&mut kept.client, &worker, kept.lease).await {
+                        Ok(Put::Lease(_)) => {
+                            let _ = done.send(());
+                            continue;
+                        }
+                        Ok(Put::Taken(by)) => tracing::warn!(%by, "another worker has our name"),
+                        Err(error) => tracing::warn!(error = words(&error), "etcd: saying that it drains"),
+                    }
+                    waits = Some(done);
+                }
+                Some((Change::Gone, done)) => {
+                    kept.revoke().await;
+                    let _ = done.send(());
+                    return;
+                }
+                None => {}
             }
             // It has run out, or may have.
             loop {
-                tokio::time::sleep(PAUSE).await;
+                tokio::select! {
+                    () = tokio::time::sleep(PAUSE) => {}
+                    Some((change, done)) = told.recv() => match change {
+                        Change::Draining => {
+                            worker.draining = true;
+                            waits = Some(done);
+                        }
+                        Change::Gone => {
+                            kept.revoke().await;
+                            let _ = done.send(());
+                            return;
+                        }
+                    },
+                }
                 match put(&mut kept.client, &worker).await {
                     Ok(Put::Lease(lease)) => {
                         kept.lease = lease;
+                        if let Some(done) = waits.take() {
+                            let _ = done.send(());
+                        }
                         break;
                     }
                     Ok(Put::Taken(by)) => {
@@ -144,8 +210,13 @@ enum Put {
 
 /// Writes the worker under a new lease, unless another has its name.
 async fn put(client: &mut Client, worker: &Worker) -> Result<Put, Error> {
-    let key = key(worker);
     let lease = client.lease_grant(LEASE.as_secs() as i64, None).await?.id();
+    write(client, worker, lease).await
+}
+
+/// Writes the worker under this lease, unless another has its name.
+async fn write(client: &mut Client, worker: &Worker, lease: i64) -> Result<Put, Error> {
+    let key = key(worker);
     loop {
         let there = client.get(key.clone(), None).await?;
         let other = there.kvs().first().and_then(|pair| serde_json::from_slice::<Worker>(pair.value()).ok());

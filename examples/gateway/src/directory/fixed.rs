@@ -23,6 +23,33 @@ pub struct Fixed {
 struct Known {
     address: HostPort,
     worker: Option<(Worker, Instant)>,
+    /// Questions in a row that were not answered in time.
+    late: u32,
+}
+
+/// So many questions in a row have to be unanswered, and for the time of a lease: one alone may be late because this process, or
+/// the machine, stood still.
+const LATE: u32 = 2;
+
+impl Known {
+    fn new(address: HostPort) -> Self {
+        Self { address, worker: None, late: 0 }
+    }
+
+    /// It has answered.
+    fn heard(&mut self, worker: Worker, now: Instant) {
+        (self.worker, self.late) = (Some((worker, now)), 0);
+    }
+
+    /// It has not, in time.
+    fn is_late(&mut self, now: Instant) {
+        self.late = self.late.saturating_add(1);
+        let silent =
+            self.worker.as_ref().is_some_and(|(_, heard)| now.saturating_duration_since(*heard) >= LEASE);
+        if silent && self.late >= LATE {
+            self.worker = None;
+        }
+    }
 }
 
 impl Fixed {
@@ -34,14 +61,13 @@ impl Fixed {
 impl Directory for Fixed {
     async fn register(&self, _: Worker) -> Result<Registration, DirectoryError> {
         // It is asked.
-        Ok(Registration { _keep: None })
+        Ok(Registration { kept: None })
     }
 
     async fn watch(&self) -> Result<Watch, DirectoryError> {
         // A connection each time: whether somebody listens is a part of the answer.
         let client = crate::http_client();
-        let mut known: Vec<Known> =
-            self.addresses.iter().map(|address| Known { address: address.clone(), worker: None }).collect();
+        let mut known: Vec<Known> = self.addresses.iter().cloned().map(Known::new).collect();
         ask(&client, &mut known).await;
         let (sender, workers) = watch::channel(list(&known));
         let keep = task(async move {
@@ -77,18 +103,59 @@ async fn ask(client: &reqwest::Client, known: &mut [Known]) {
             bounded::whole(response, LEASE / 2).await
         };
         match answer.await {
-            Ok(worker) => known.worker = Some((worker, Instant::now())),
+            Ok(worker) => known.heard(worker, Instant::now()),
             // Nobody listens there: that needs no waiting.
             Err(BadResponse::Broken(error)) if error.is_connect() && !error.is_timeout() => {
                 known.worker = None
             }
             Err(error) => {
                 tracing::debug!(address = %known.address, %error, "a worker does not answer");
-                if known.worker.as_ref().is_some_and(|(_, heard)| heard.elapsed() >= LEASE) {
-                    known.worker = None;
-                }
+                known.is_late(Instant::now());
             }
         }
     }))
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::Role;
+
+    fn worker() -> Worker {
+        Worker {
+            name: "prefill-0".to_owned(),
+            role: Role::Prefill,
+            http: ([127, 0, 0, 1], 1).into(),
+            kv: None,
+            epoch: 1,
+            model: String::new(),
+            context: 1,
+            slots: 1,
+            blocks: 1,
+            block_bytes: 1,
+            draining: false,
+        }
+    }
+
+    /// A process that stood still finds everybody silent for longer than a lease, and has asked once.
+    #[test]
+    fn k6_a_worker_is_out_after_a_lease_of_silence_and_two_questions_not_after_a_late_one() {
+        let mut known = Known::new("127.0.0.1:1".parse().unwrap());
+        let begun = Instant::now();
+        known.heard(worker(), begun);
+        known.is_late(begun + 10 * LEASE);
+        assert!(known.worker.is_some());
+        // An answer between two that are late: nothing has happened.
+        known.heard(worker(), begun + 11 * LEASE);
+        known.is_late(begun + 21 * LEASE);
+        assert!(known.worker.is_some());
+        known.is_late(begun + 22 * LEASE);
+        assert!(known.worker.is_none());
+        // Two within a lease are not silence.
+        known.heard(worker(), begun + 30 * LEASE);
+        known.is_late(begun + 30 * LEASE);
+        known.is_late(begun + 30 * LEASE + LEASE / 2);
+        assert!(known.worker.is_some());
+    }
 }

@@ -15,7 +15,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use crate::protocol::Worker;
@@ -35,10 +35,55 @@ pub trait Directory {
     fn watch(&self) -> impl Future<Output = Result<Watch, DirectoryError>> + Send;
 }
 
-/// A worker that is known. Dropping it takes the worker out.
+/// A worker that is known. Dropping it takes the worker out, and with it the requests that it has.
 #[derive(Debug)]
 pub struct Registration {
-    _keep: Option<Task>,
+    /// `None`: it is asked, and answers for itself.
+    kept: Option<Keeper>,
+}
+
+/// The task that keeps a worker known, and the way to it.
+#[derive(Debug)]
+struct Keeper {
+    changes: mpsc::UnboundedSender<(Change, oneshot::Sender<()>)>,
+    _task: Task,
+}
+
+/// What becomes of a worker that is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    /// It takes nothing new, and finishes what it has.
+    Draining,
+    /// It has finished.
+    Gone,
+}
+
+impl Registration {
+    /// Says that the worker drains: it stays known, with the requests that it has, and gets no more of them. Returns when that is
+    /// written, or after the time of a lease, if it cannot be.
+    ///
+    /// # Cancel safety
+    /// It may or may not be written.
+    pub async fn drain(&self) {
+        self.change(Change::Draining).await;
+    }
+
+    /// Takes the worker out. Returns when that is done, or after the time of a lease: then the lease runs out by itself.
+    ///
+    /// # Cancel safety
+    /// The registration is dropped, which takes the worker out too.
+    pub async fn leave(self) {
+        self.change(Change::Gone).await;
+    }
+
+    async fn change(&self, change: Change) {
+        let Some(kept) = &self.kept else { return };
+        let (done, is_done) = oneshot::channel();
+        // The task ends with the registration only, or when the worker is out.
+        if kept.changes.send((change, done)).is_ok() {
+            let _ = tokio::time::timeout(LEASE, is_done).await;
+        }
+    }
 }
 
 /// Who is there.

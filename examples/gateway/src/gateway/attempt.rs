@@ -70,6 +70,11 @@ pub struct Limits {
     pub stall: Duration,
 }
 
+/// Bytes of a token's text, at most. A model's longest are some tens, and what a worker has held back of a character comes with one.
+const TOKEN_BYTES: usize = 4096;
+/// A worker's deadline may be so much before the gateway's: it is told in whole milliseconds, and two clocks run.
+const EARLY: Duration = Duration::from_secs(1);
+
 /// Runs one. The answer's tokens go to `listener`; why it ended comes back.
 ///
 /// # Errors
@@ -103,12 +108,12 @@ pub async fn run(
     };
     let worker = &*prefill.worker;
     let reply = guarded(limits.deadline, &[&prefill, &decode], async {
-        let mut events = post(client, worker, "prefill", &request, limits.stall).await?;
+        let mut events = post(client, worker, "prefill", &request, limits).await?;
         loop {
             match events.next().await.map_err(|error| broken(worker, error))? {
                 Some(PrefillEvent::Working) => {}
                 Some(PrefillEvent::Done(reply)) => return Ok(reply),
-                Some(PrefillEvent::Failed(refusal)) => return Err(refused(worker, refusal)),
+                Some(PrefillEvent::Failed(refusal)) => return Err(refused(worker, refusal, limits.deadline)),
                 None => return Err(lost(worker, "its answer was cut off")),
             }
         }
@@ -126,7 +131,7 @@ pub async fn run(
     };
     let worker = &*decode.worker;
     guarded(limits.deadline, &[&decode], async {
-        let mut events = post(client, worker, "decode", &request, limits.stall).await?;
+        let mut events = post(client, worker, "decode", &request, limits).await?;
         // From here on the attempt's end is that of the connection.
         release.armed = false;
         listener.landed(&worker.model, &reply);
@@ -136,13 +141,23 @@ pub async fn run(
                 Some(DecodeEvent::Token { .. }) if more == 0 => {
                     return Err(failed(worker, format!("it gives more than {} tokens", wanted.max_tokens)));
                 }
+                Some(DecodeEvent::Token { text, .. }) if text.len() > TOKEN_BYTES => {
+                    return Err(failed(worker, format!("it gives a token of {} bytes", text.len())));
+                }
                 Some(DecodeEvent::Token { token, text }) => {
                     more -= 1;
                     listener.token(token, text)?;
                 }
+                Some(DecodeEvent::Done { finish: Finish::Length }) if more > 0 => {
+                    let max = wanted.max_tokens;
+                    return Err(failed(
+                        worker,
+                        format!("it says that {max} tokens are there, and {more} are not"),
+                    ));
+                }
                 Some(DecodeEvent::Done { finish }) => return Ok(finish),
                 Some(DecodeEvent::Failed { fault, why }) => {
-                    return Err(refused(worker, Refusal::of(fault, why)));
+                    return Err(refused(worker, Refusal::of(fault, why), limits.deadline));
                 }
                 None => return Err(lost(worker, "its answer was cut off")),
             }
@@ -187,8 +202,9 @@ async fn post(
     worker: &Worker,
     what: &str,
     body: &(impl Serialize + Sync),
-    stall: Duration,
+    limits: Limits,
 ) -> Result<Lines, AttemptError> {
+    let Limits { deadline, stall } = limits;
     let sent = client.post(format!("http://{}/v1/{what}", worker.http)).json(body).send();
     let sent = tokio::time::timeout(stall, sent).await;
     let response = sent
@@ -199,13 +215,13 @@ async fn post(
         return Ok(Lines::new(response, stall));
     }
     match bounded::whole(response, stall).await {
-        Ok(refusal) => Err(refused(worker, refusal)),
+        Ok(refusal) => Err(refused(worker, refusal, deadline)),
         Err(_) => Err(lost(worker, format!("it answers with status {status}"))),
     }
 }
 
 /// What a refusal means for the attempt.
-fn refused(worker: &Worker, refusal: Refusal) -> AttemptError {
+fn refused(worker: &Worker, refusal: Refusal, deadline: Instant) -> AttemptError {
     let Refusal { fault, message: why, tokens } = refusal;
     let by = worker.role;
     let other = if by == Role::Prefill { Role::Decode } else { Role::Prefill };
@@ -217,7 +233,12 @@ fn refused(worker: &Worker, refusal: Refusal) -> AttemptError {
         (Fault::PeerBusy, _) => AttemptError::Busy { role: other, why },
         (Fault::Peer, _) => AttemptError::Accused { by, why },
         (Fault::Worker, _) => failed(worker, why),
-        (Fault::Deadline, _) => AttemptError::Deadline,
+        (Fault::Deadline, _) => match deadline.saturating_duration_since(Instant::now()) {
+            left if left > EARLY => {
+                failed(worker, format!("it says that the time is over {left:?} before it is"))
+            }
+            _ => AttemptError::Deadline,
+        },
     }
 }
 

@@ -49,6 +49,7 @@ pub async fn run(gateway: Arc<Gateway>, wanted: Wanted, events: UnboundedSender<
     };
     let end = tokio::select! {
         end = request.serve() => Some(end),
+        () = gateway.over.cancelled() => Some(Err(ApiError::unavailable("the gateway is shutting down", 1))),
         () = events.closed() => None,
     };
     let outcome = match end {
@@ -107,7 +108,7 @@ impl Request<'_> {
             }
             let why = match ran {
                 // The client has more of it than there is.
-                Ok(_) if self.answer.given < self.answer.tokens.len() => return Err(diverged()),
+                Ok(_) if self.answer.given < self.answer.tokens.len() => return Err(ApiError::diverged()),
                 Ok(finish) => {
                     self.answer.begin().map_err(|_| ApiError::lost("the client has hung up"))?;
                     gateway.fleet.well(&prefill);
@@ -117,7 +118,7 @@ impl Request<'_> {
                 Err(AttemptError::Refused(message)) => return Err(ApiError::bad(message)),
                 Err(AttemptError::Deadline) => return Err(ApiError::deadline(self.seconds)),
                 Err(AttemptError::HungUp) => return Err(ApiError::lost("the client has hung up")),
-                Err(AttemptError::Diverged) => return Err(diverged()),
+                Err(AttemptError::Diverged) => return Err(ApiError::diverged()),
                 Err(AttemptError::TooLong(tokens)) if tokens > prefill.context.min(decode.context) => {
                     need.tokens = tokens;
                     continue;
@@ -238,10 +239,6 @@ impl Request<'_> {
             },
         })
     }
-}
-
-fn diverged() -> ApiError {
-    ApiError::lost("a worker was lost, and the answer of another is a different one; send the request again")
 }
 
 fn milliseconds(time: Duration) -> f64 {

@@ -47,12 +47,35 @@ struct State {
 struct Member {
     worker: Arc<Worker>,
     in_flight: u32,
-    /// It gets nothing before this.
-    closed: Option<Instant>,
-    /// How often it has failed, and was full, since it did well.
-    failed: u32,
-    full: u32,
+    /// It has failed.
+    failed: Closed,
+    /// It was full.
+    full: Closed,
     life: CancellationToken,
+}
+
+/// Why a worker gets nothing for a while, and for how long.
+#[derive(Clone, Copy, Debug, Default)]
+struct Closed {
+    until: Option<Instant>,
+    /// How often that was since it did well.
+    times: u32,
+}
+
+impl Closed {
+    fn is_over(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| until <= now)
+    }
+
+    /// Once more: `first`, twice as long each further time. What comes while it is closed is of the same cause, and counts once,
+    /// however many requests tell of it. Gives the time that is left.
+    fn again(&mut self, now: Instant, first: Duration) -> Duration {
+        if self.is_over(now) {
+            self.until = Some(now + first * (1 << self.times.min(DOUBLINGS)));
+            self.times = self.times.saturating_add(1);
+        }
+        self.until.map_or(Duration::ZERO, |until| until - now)
+    }
 }
 
 /// What a request needs.
@@ -63,7 +86,7 @@ pub struct Need {
     pub model: Option<String>,
     /// Tokens, as many as are known of.
     pub tokens: u32,
-    /// Lives that are taken only where there is no other.
+    /// Lives that are taken only where there is no other, be it a full one.
     pub avoid: Vec<u64>,
 }
 
@@ -203,27 +226,19 @@ impl Fleet {
 
     /// The worker has failed under somebody: it gets nothing for a while. Gives how long that is.
     pub fn suspect(&self, worker: &Worker) -> Duration {
-        self.close(worker, |member| {
-            member.failed += 1;
-            SUSPECT * (1 << (member.failed - 1).min(DOUBLINGS))
-        })
+        self.close(worker, |member, now| member.failed.again(now, SUSPECT))
     }
 
     /// The worker says that it is full, though it had a seat: others are asked for a while. Gives how long that is.
     pub fn full(&self, worker: &Worker) -> Duration {
-        self.close(worker, |member| {
-            member.full += 1;
-            FULL * (1 << (member.full - 1).min(DOUBLINGS))
-        })
+        self.close(worker, |member, now| member.full.again(now, FULL))
     }
 
-    fn close(&self, worker: &Worker, time: impl FnOnce(&mut Member) -> Duration) -> Duration {
+    fn close(&self, worker: &Worker, again: impl FnOnce(&mut Member, Instant) -> Duration) -> Duration {
         let mut state = self.lock();
         let member = state.members.get_mut(&(worker.role, worker.name.clone()));
         let Some(member) = member.filter(|member| member.is(worker)) else { return Duration::ZERO };
-        let time = time(member);
-        member.closed = Some(Instant::now() + time);
-        time
+        again(member, Instant::now())
     }
 
     /// The worker has done what it was asked to.
@@ -231,7 +246,7 @@ impl Fleet {
         if let Some(member) = self.lock().members.get_mut(&(worker.role, worker.name.clone()))
             && member.is(worker)
         {
-            (member.failed, member.full) = (0, 0);
+            (member.failed.times, member.full.times) = (0, 0);
         }
     }
 
@@ -245,16 +260,20 @@ impl Fleet {
         self.dispatch(self.lock());
     }
 
-    /// Workers of a role that take requests, requests that wait, and requests that are served.
+    /// Workers of a role that take requests, those of them that are full, requests that wait, and requests that are served.
     pub fn levels(&self) -> Levels {
         let mut state = self.lock();
         state.waiting.retain(|waiter| !waiter.sender.is_closed());
-        let of = |role| state.members.values().filter(|m| m.worker.role == role && m.is_open()).count();
+        let of = |role, is: fn(&Member) -> bool| {
+            state.members.values().filter(|m| m.worker.role == role && m.is_sound() && is(m)).count()
+        };
         let in_flight =
             |role| state.members.values().filter(|m| m.worker.role == role).map(|m| m.in_flight).sum();
         Levels {
-            prefill_workers: of(Role::Prefill),
-            decode_workers: of(Role::Decode),
+            prefill_workers: of(Role::Prefill, |_| true),
+            decode_workers: of(Role::Decode, |_| true),
+            prefill_full: of(Role::Prefill, |m| !m.is_free()),
+            decode_full: of(Role::Decode, |m| !m.is_free()),
             waiting: state.waiting.len(),
             prefilling: in_flight(Role::Prefill),
             decoding: in_flight(Role::Decode),
@@ -309,12 +328,19 @@ impl Fleet {
 
     fn pair(self: &Arc<Self>, state: &mut State, at: usize) -> Option<Pair> {
         let need = &state.waiting[at].need;
-        let decode: Vec<&Member> = state.free(Role::Decode, need).collect();
-        let fits = |a: &Member| decode.iter().any(|b| a.worker.model == b.worker.model);
-        let prefill = others(state.free(Role::Prefill, need).filter(|m| fits(m)).collect(), &need.avoid);
+        // Whom to avoid is decided over all that there are, and then it is looked who is free: a request that one has failed waits
+        // for another that is full, and does not go back.
+        let decodes: Vec<&Member> = state.fitting(Role::Decode, need).collect();
+        let decode = |model: &str| -> Vec<&Member> {
+            let of_model = decodes.iter().copied().filter(|m| m.worker.model == model).collect();
+            others(of_model, &need.avoid).into_iter().filter(|m| m.is_free()).collect()
+        };
+        let has_other = |m: &&Member| decodes.iter().any(|d| d.worker.model == m.worker.model);
+        let prefill = others(state.fitting(Role::Prefill, need).filter(has_other).collect(), &need.avoid);
+        let prefill: Vec<&Member> =
+            prefill.into_iter().filter(|m| m.is_free() && !decode(&m.worker.model).is_empty()).collect();
         let prefill = choose(&prefill, |candidates| self.route.prefill(need.prefix, candidates))?;
-        let decode = decode.into_iter().filter(|m| m.worker.model == prefill.worker.model);
-        let decode = others(decode.collect(), &need.avoid);
+        let decode = decode(&prefill.worker.model);
         let decode = choose(&decode, |candidates| self.route.decode(need.prefix, candidates))?;
         let (prefill, decode) = (prefill.worker.clone(), decode.worker.clone());
         Some(Pair { prefill: self.seat(state, prefill), decode: self.seat(state, decode) })
@@ -348,7 +374,7 @@ fn choose<'a>(members: &[&'a Member], by: impl Fn(&[Candidate<'_>]) -> usize) ->
 impl Member {
     fn new(worker: Worker) -> Self {
         let (worker, life) = (Arc::new(worker), CancellationToken::new());
-        Self { worker, in_flight: 0, closed: None, failed: 0, full: 0, life }
+        Self { worker, in_flight: 0, failed: Closed::default(), full: Closed::default(), life }
     }
 
     /// Whether it is that one, and in that life.
@@ -356,8 +382,14 @@ impl Member {
         self.worker.epoch == worker.epoch && self.worker.http == worker.http
     }
 
-    fn is_open(&self) -> bool {
-        !self.worker.draining && self.closed.is_none_or(|until| until <= Instant::now())
+    /// Whether it goes on taking requests, and has not failed of late.
+    fn is_sound(&self) -> bool {
+        !self.worker.draining && self.failed.is_over(Instant::now())
+    }
+
+    /// Whether it takes one now.
+    fn is_free(&self) -> bool {
+        self.is_sound() && self.full.is_over(Instant::now()) && self.in_flight < self.worker.slots
     }
 
     fn fits(&self, need: &Need) -> bool {
@@ -372,34 +404,27 @@ pub fn is_model(id: &str, asked: &str) -> bool {
 }
 
 impl State {
-    fn free<'a>(&'a self, role: Role, need: &'a Need) -> impl Iterator<Item = &'a Member> {
-        self.members.values().filter(move |member| {
-            member.worker.role == role
-                && member.is_open()
-                && member.in_flight < member.worker.slots
-                && member.fits(need)
-        })
+    /// Workers of a role that go on taking requests, full or not.
+    fn taking(&self, role: Role) -> impl Iterator<Item = &Member> {
+        self.members
+            .values()
+            .filter(move |m| m.worker.role == role && !m.worker.draining && m.worker.slots > 0)
+    }
+
+    fn fitting<'a>(&'a self, role: Role, need: &'a Need) -> impl Iterator<Item = &'a Member> {
+        self.taking(role).filter(move |member| member.fits(need))
     }
 
     fn has_free(&self) -> bool {
-        let free = |role| {
-            self.members
-                .values()
-                .any(|m| m.worker.role == role && m.is_open() && m.in_flight < m.worker.slots)
-        };
+        let free = |role| self.members.values().any(|m| m.worker.role == role && m.is_free());
         // Nobody may overtake those who wait.
         self.waiting.is_empty() && free(Role::Prefill) && free(Role::Decode)
     }
 
     /// Pairs of workers that go on taking requests.
     fn pairs(&self) -> impl Iterator<Item = (&Member, &Member)> {
-        let of = |role| {
-            self.members
-                .values()
-                .filter(move |m| m.worker.role == role && !m.worker.draining && m.worker.slots > 0)
-        };
-        of(Role::Prefill)
-            .flat_map(move |a| of(Role::Decode).map(move |b| (a, b)))
+        self.taking(Role::Prefill)
+            .flat_map(|a| self.taking(Role::Decode).map(move |b| (a, b)))
             .filter(|(a, b)| a.worker.model == b.worker.model)
     }
 
@@ -455,6 +480,9 @@ impl Drop for Seat {
 pub struct Levels {
     pub prefill_workers: usize,
     pub decode_workers: usize,
+    /// Those of them that take none at the moment: every seat is taken, or they have said that they are full.
+    pub prefill_full: usize,
+    pub decode_full: usize,
     pub waiting: usize,
     pub prefilling: u32,
     pub decoding: u32,

@@ -167,11 +167,90 @@ fn who_has_had_a_seat_goes_first_and_a_full_worker_is_left_alone_for_a_while() {
     assert!((&mut behind).now_or_never().is_none());
     let pair = (&mut again).now_or_never().unwrap().unwrap();
     let decode = pair.decode.worker.clone();
-    assert!(fleet.full(&decode) < fleet.full(&decode));
+    let first = fleet.full(&decode);
+    over(&fleet);
+    assert!(first > Duration::ZERO && fleet.full(&decode) > first);
     drop(pair);
     assert!((&mut behind).now_or_never().is_none());
     fleet.well(&decode);
-    assert_eq!(fleet.full(&decode), FULL);
+    over(&fleet);
+    assert!(fleet.full(&decode) <= FULL);
+}
+
+/// All that are closed are open again: their time is over.
+fn over(fleet: &Fleet) {
+    for member in fleet.lock().members.values_mut() {
+        (member.failed.until, member.full.until) = (None, None);
+    }
+}
+
+/// What is closed is so for longer than a test takes.
+fn lengthen(closed: &mut Closed) {
+    closed.until = closed.until.map(|until| until + Duration::from_secs(3600));
+}
+
+#[test]
+fn what_many_requests_tell_of_one_failure_counts_once_and_a_full_worker_is_no_less_suspect() {
+    let decode = worker(Role::Decode, 0, 2);
+    let fleet = fleet(8, &[worker(Role::Prefill, 0, 1), decode.clone()]);
+    let (mut closed, now) = (Closed::default(), Instant::now());
+    let half = SUSPECT / 2;
+    for _ in 0..16 {
+        assert_eq!(closed.again(now, SUSPECT), SUSPECT);
+        assert_eq!(closed.again(now + half, SUSPECT), half);
+    }
+    // The next failure is another one.
+    assert_eq!(closed.again(now + SUSPECT, SUSPECT), 2 * SUSPECT);
+    // It says that it is full, and that this is over: it has still failed.
+    assert!(fleet.suspect(&decode) > Duration::ZERO);
+    fleet.full(&decode);
+    for member in fleet.lock().members.values_mut() {
+        member.full.until = None;
+        lengthen(&mut member.failed);
+    }
+    let mut waits = ask(&fleet, &[]).unwrap();
+    assert!((&mut waits).now_or_never().is_none());
+    assert_eq!(fleet.levels().decode_workers, 0);
+    over(&fleet);
+    fleet.tick();
+    assert!((&mut waits).now_or_never().flatten().is_some());
+}
+
+#[test]
+fn one_to_avoid_is_left_alone_while_another_is_merely_full() {
+    let (prefill, broken, good) =
+        (worker(Role::Prefill, 0, 1), worker(Role::Decode, 0, 2), worker(Role::Decode, 1, 3));
+    let mut second = worker(Role::Prefill, 1, 4);
+    second.slots = 8;
+    let fleet = fleet(8, &[prefill, second, broken, good.clone()]);
+    let held = ask(&fleet, &[2]).unwrap().now_or_never().flatten().unwrap();
+    assert_eq!(held.decode.worker.epoch, 3);
+    let mut waits = ask(&fleet, &[2]).unwrap();
+    assert!((&mut waits).now_or_never().is_none());
+    // Full by its own word is full too.
+    fleet.full(&good);
+    for member in fleet.lock().members.values_mut() {
+        lengthen(&mut member.full);
+    }
+    drop(held);
+    assert!((&mut waits).now_or_never().is_none());
+    assert_eq!((fleet.levels().decode_workers, fleet.levels().decode_full), (2, 1));
+    over(&fleet);
+    fleet.tick();
+    let pair = (&mut waits).now_or_never().flatten().unwrap();
+    assert_eq!(pair.decode.worker.epoch, 3);
+    // Where the other goes, there is none but that.
+    let mut waits = ask(&fleet, &[2]).unwrap();
+    assert!((&mut waits).now_or_never().is_none());
+    let mut drains = good;
+    drains.draining = true;
+    fleet.update(&[
+        worker(Role::Prefill, 0, 1),
+        worker(Role::Prefill, 1, 4),
+        worker(Role::Decode, 0, 2),
+        drains,
+    ]);
+    assert_eq!((&mut waits).now_or_never().flatten().unwrap().decode.worker.epoch, 2);
 }
 
 #[test]

@@ -197,13 +197,15 @@ async fn models(State(gateway): State<Arc<Gateway>>) -> Json<Value> {
     Json(json!({ "object": "list", "data": data }))
 }
 
-/// 200 as long as a request could be served.
+/// 200 as long as a request could be served, now or when there is room.
 async fn health(State(gateway): State<Arc<Gateway>>) -> Response {
     let levels = gateway.fleet.levels();
     let healthy = levels.prefill_workers > 0 && levels.decode_workers > 0 && !gateway.is_draining();
     let body = json!({
         "prefill_workers": levels.prefill_workers,
         "decode_workers": levels.decode_workers,
+        "prefill_full": levels.prefill_full,
+        "decode_full": levels.decode_full,
         "waiting": levels.waiting,
         "draining": gateway.is_draining(),
     });

@@ -21,6 +21,7 @@ use clap::Args;
 use reqwest::Client;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::directory::{Directory, DirectoryError, DirectoryUri};
 use crate::metrics::Metrics;
@@ -66,6 +67,8 @@ pub enum GatewayError {
     Listen(#[from] WorkerError),
     #[error("--{0} is a number of seconds above 0, at most a day")]
     Seconds(&'static str),
+    #[error("--stall {0}: {LEAST_STALL:?} at least; workers that work say so once a second")]
+    Stall(f64),
     #[error("serving requests")]
     Serve(#[source] std::io::Error),
 }
@@ -80,6 +83,8 @@ pub struct Gateway {
     draining: AtomicBool,
     /// Requests that are served, until the last byte of the answer is written or the client is gone.
     open: AtomicUsize,
+    /// The time to drain is over: what is left ends.
+    over: CancellationToken,
 }
 
 impl Gateway {
@@ -149,6 +154,9 @@ impl Server {
                 return Err(GatewayError::Seconds(name));
             }
         }
+        if args.stall < LEAST_STALL.as_secs_f64() {
+            return Err(GatewayError::Stall(args.stall));
+        }
         let mut watch = args.directory.watch().await?;
         let (listener, address) = bind(args.listen).await?;
         let gateway = Arc::new(Gateway {
@@ -157,6 +165,7 @@ impl Server {
             metrics: Metrics::default(),
             draining: AtomicBool::new(false),
             open: AtomicUsize::new(0),
+            over: CancellationToken::new(),
             args,
         });
         let fleet = gateway.fleet.clone();
@@ -190,6 +199,8 @@ impl Server {
             while gateway.open.load(Ordering::Relaxed) > 0 && Instant::now() < end {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
+            // Whoever is still served is told why that ends.
+            gateway.over.cancel();
             // What was answered last may still have to be written.
             let _ = close.send(());
             tokio::time::sleep(LAST_WORDS).await;
@@ -201,6 +212,9 @@ impl Server {
         }
     }
 }
+
+/// The shortest `--stall`.
+const LEAST_STALL: Duration = Duration::from_secs(2);
 
 /// What is in the last buffers is written in this time, to whoever reads.
 const LAST_WORDS: Duration = Duration::from_secs(1);

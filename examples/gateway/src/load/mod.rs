@@ -77,6 +77,10 @@ pub enum LoadError {
     Argument { what: &'static str, expected: &'static str },
     #[error("{0} requests were neither answered nor refused as they should be")]
     Bad(u64),
+    #[error("none of {0} requests was answered")]
+    Unanswered(u64),
+    #[error("--kill-every {every}: no worker was killed in {seconds:.0} s; give it more --seconds")]
+    NoKills { every: f64, seconds: f64 },
     #[error("this program's own path is not known")]
     Program(#[source] std::io::Error),
     #[error("a thread has panicked")]
@@ -86,19 +90,16 @@ pub enum LoadError {
 /// Sends requests, and prints the report.
 ///
 /// # Errors
-/// [`LoadError`]; [`LoadError::Bad`] after the report.
+/// [`LoadError`]; those of [`Report::verdict`] after the report.
 pub async fn run(args: LoadArgs) -> Result<(), LoadError> {
-    let json = args.json;
+    let (json, kill_every) = (args.json, args.kill_every);
     let report = measure(args).await?;
     if json {
         println!("{}", report.json())
     } else {
         print!("{report}")
     }
-    match report.bad() {
-        0 => Ok(()),
-        bad => Err(LoadError::Bad(bad)),
-    }
+    report.verdict(kill_every)
 }
 
 /// Sends requests.
@@ -206,7 +207,9 @@ async fn client(
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
         if args.rate > 0.0 {
-            tokio::time::sleep_until(begun + Duration::from_secs_f64(number as f64 / args.rate)).await;
+            // Its turn may be after the end.
+            let turn = Duration::from_secs_f64((number as f64 / args.rate).min(args.seconds));
+            tokio::time::sleep_until(end.min(begun + turn)).await;
         }
         if Instant::now() >= end {
             return outcomes;

@@ -12,7 +12,7 @@ use super::prompts::Prompts;
 use crate::api::Usage;
 use crate::protocol::words;
 
-/// How a request has ended. Everything from `Wrong` on is a fault of the gateway.
+/// How a request has ended. Everything from `Wrong` on is a fault of the gateway, and so are some of `Failed`.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// Answered: with what was expected, as far as that is known.
@@ -25,7 +25,7 @@ pub enum Outcome {
     /// Refused, with the time after which it may be otherwise.
     Refused { status: u16, retry_after: u64 },
     /// An error that says what it is: by status, or (0) as the end of a stream.
-    Failed { status: u16, message: String },
+    Failed { status: u16, code: String, message: String },
     /// Answered with something else.
     Wrong { text: String, expected: String },
     /// A stream without an end, a response that is none, a connection that broke.
@@ -78,13 +78,13 @@ async fn send(client: &Client, url: &str, body: &Value) -> Result<Answer, Outcom
     let retry_after = response.headers().get("retry-after").and_then(|v| v.to_str().ok()?.parse().ok());
     if !status.is_success() {
         let body: Value = response.json().await.map_err(|e| cut(&e))?;
-        let Some(message) = body["error"]["message"].as_str() else {
+        let Some((code, message)) = error(&body) else {
             return Err(Outcome::Cut(format!("status {status} without an error's body")));
         };
         return Err(match (status.as_u16(), retry_after) {
             (status @ (429 | 503), Some(retry_after)) => Outcome::Refused { status, retry_after },
             (429 | 503, None) => Outcome::Cut(format!("{status} without Retry-After")),
-            (status, _) => Outcome::Failed { status, message: message.to_owned() },
+            (status, _) => Outcome::Failed { status, code, message },
         });
     }
     let usage = |value: &Value| {
@@ -106,8 +106,8 @@ async fn send(client: &Client, url: &str, body: &Value) -> Result<Answer, Outcom
             return Ok(Answer { text, usage, ttft: first.unwrap_or_default(), took: begun.elapsed() });
         }
         let event: Value = serde_json::from_str(&event).map_err(|e| cut(&e))?;
-        if let Some(message) = event["error"]["message"].as_str() {
-            return Err(Outcome::Failed { status: 0, message: message.to_owned() });
+        if let Some((code, message)) = error(&event) {
+            return Err(Outcome::Failed { status: 0, code, message });
         }
         if let Some(part) = event["choices"][0]["text"].as_str() {
             first.get_or_insert_with(|| begun.elapsed());
@@ -118,6 +118,12 @@ async fn send(client: &Client, url: &str, body: &Value) -> Result<Answer, Outcom
         }
     }
     Err(Outcome::Cut("the stream ended without [DONE], and without an error".to_owned()))
+}
+
+/// The code and the message of an error's body.
+fn error(body: &Value) -> Option<(String, String)> {
+    let of = |name: &str| body["error"][name].as_str().map(str::to_owned);
+    Some((of("code").unwrap_or_default(), of("message")?))
 }
 
 /// The data of server-sent events.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::{Kills, LoadArgs, Outcome};
+use super::{Kills, LoadArgs, LoadError, Outcome};
 
 /// What came of all requests.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -22,6 +22,9 @@ pub struct Report {
     pub refused: BTreeMap<u16, u64>,
     /// By status and message; 0 is an error at the end of a stream.
     pub failed: BTreeMap<String, u64>,
+    /// Of those, the ones that no lost worker explains: requests that are right and were called wrong, answers of which a second
+    /// attempt gave other tokens.
+    pub faults: u64,
     pub wrong: u64,
     pub cut: u64,
     pub hung: u64,
@@ -94,7 +97,11 @@ impl Report {
                     self.samples.kv_landed.push(under.kv.landed_us as f64 / 1e3);
                 }
                 Outcome::Refused { status, .. } => *self.refused.entry(status).or_default() += 1,
-                Outcome::Failed { status, message } => {
+                Outcome::Failed { status, code, message } => {
+                    if (400..500).contains(&status) || code == "diverged" {
+                        self.faults += 1;
+                        self.first_bad.get_or_insert_with(|| format!("{status} {code}: {message}"));
+                    }
                     *self.failed.entry(format!("{status} {message}")).or_default() += 1;
                 }
                 Outcome::Wrong { text, expected } => {
@@ -124,7 +131,26 @@ impl Report {
 
     /// Requests that were neither answered rightly nor refused clearly.
     pub fn bad(&self) -> u64 {
-        self.wrong + self.cut + self.hung
+        self.wrong + self.cut + self.hung + self.faults
+    }
+
+    /// Whether it was a load that all went well under. With `kill_every`, workers have to have been killed.
+    ///
+    /// # Errors
+    /// [`LoadError::Bad`], [`LoadError::Unanswered`], [`LoadError::NoKills`].
+    pub fn verdict(&self, kill_every: Option<f64>) -> Result<(), LoadError> {
+        if self.bad() > 0 {
+            return Err(LoadError::Bad(self.bad()));
+        }
+        if self.answered == 0 {
+            return Err(LoadError::Unanswered(self.requests));
+        }
+        match kill_every {
+            Some(every) if self.killed + self.frozen == 0 => {
+                Err(LoadError::NoKills { every, seconds: self.seconds })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// As a line of JSON.
@@ -143,12 +169,13 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "requests {}: answered {} ({} after a worker was lost), refused {}, failed {}, wrong {}, cut off {}, hung {}",
+            "requests {}: answered {} ({} after a worker was lost), refused {}, failed {}, faults {}, wrong {}, cut off {}, hung {}",
             self.requests,
             self.answered,
             self.retried,
             sum(&self.refused),
             self.failed.values().sum::<u64>(),
+            self.faults,
             self.wrong,
             self.cut,
             self.hung
@@ -183,5 +210,49 @@ impl fmt::Display for Report {
             writeln!(f, "{name:<28}{:>10.2}{:>10.2}{:>10.2}", spread.p50, spread.p99, spread.max)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered() -> Outcome {
+        Outcome::Answered { ttft: Duration::ZERO, took: Duration::ZERO, usage: Box::default() }
+    }
+
+    fn failed(status: u16, code: &str) -> Outcome {
+        Outcome::Failed { status, code: code.to_owned(), message: "why".to_owned() }
+    }
+
+    fn verdict(outcomes: Vec<Outcome>, kills: Kills, every: Option<f64>) -> Result<(), LoadError> {
+        let mut report = Report::default();
+        report.add(outcomes);
+        report.finish(Duration::from_secs(1), kills);
+        report.verdict(every)
+    }
+
+    #[test]
+    fn wrong_answers_and_none_and_no_kills_fail_a_load() {
+        let (none, one) = (Kills::default(), Kills { killed: 0, frozen: 1 });
+        // What lost workers and a full gateway explain.
+        let busy = Outcome::Refused { status: 429, retry_after: 1 };
+        for code in ["worker_lost", "unavailable", "deadline"] {
+            verdict(vec![answered(), failed(0, code), failed(504, code), busy.clone()], one, Some(1.0))
+                .unwrap();
+        }
+        // Tokens that are others; requests that are right.
+        for bad in
+            [failed(0, "diverged"), failed(502, "diverged"), failed(400, "invalid_value"), failed(404, "x")]
+        {
+            let error = verdict(vec![answered(), bad], none, None).unwrap_err();
+            assert!(matches!(error, LoadError::Bad(1)), "{error}");
+        }
+        let error = verdict(vec![busy, failed(504, "deadline")], none, None).unwrap_err();
+        assert!(matches!(error, LoadError::Unanswered(2)), "{error}");
+        assert!(matches!(verdict(Vec::new(), none, None), Err(LoadError::Unanswered(0))));
+        let error = verdict(vec![answered()], none, Some(6.0)).unwrap_err();
+        assert!(error.to_string().contains("--kill-every 6"), "{error}");
+        verdict(vec![answered()], none, None).unwrap();
     }
 }

@@ -68,8 +68,14 @@ pub struct WorkerArgs {
     #[arg(long, default_value = "static")]
     pub directory: DirectoryUri,
     /// How long what is in progress may take when it is asked to stop, seconds
-    #[arg(long, default_value_t = 30.0)]
+    #[arg(long, default_value_t = 30.0, value_parser = seconds)]
     pub drain: f64,
+}
+
+/// A time that a day is enough for.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "a number of seconds from 0 to 86400, a day".to_owned())
 }
 
 /// What is to be found again in a directory, in logs and in a metric's label.
@@ -191,12 +197,14 @@ pub(crate) async fn serve(
     let drained = async {
         stop_signal().await;
         identity.draining.store(true, Ordering::Relaxed);
-        drop(registration);
         tracing::info!("draining");
-        let end = Instant::now() + Duration::from_secs_f64(args.drain.clamp(0.0, 86_400.0));
+        let end = Instant::now() + Duration::from_secs_f64(args.drain);
+        // It stays known: a worker that is out has its requests ended.
+        registration.drain().await;
         while (identity.count() > 0 || reserved() > 0) && Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        registration.leave().await;
     };
     tokio::select! {
         served = async { axum::serve(listener, router.layer(DefaultBodyLimit::max(BODY))).await } => {
