@@ -1,12 +1,13 @@
 //! What of a pool the peer of one channel may reach, on devices that ask: blocks under a grant of that channel, for as long as it is
 //! open, or they are in quarantine. Only the soft provider asks; see `SECURITY.md` for the others.
 //!
-//! It is asked for every piece of payload, without a lock.
+//! It is asked for every piece of payload, without a lock, and for neighbours at once: a piece may be a whole layer.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::layout::Layout;
+use super::lock;
 use super::pool::KvPool;
 use crate::pages::Pages;
 use crate::provider::{self, AccessFlags};
@@ -17,9 +18,17 @@ pub(super) struct PoolExposure {
     /// Where the pool begins.
     base: u64,
     layout: Layout,
-    /// By block: how many grants expose it to be written, and to be read.
-    written: Box<[AtomicU32]>,
-    read: Box<[AtomicU32]>,
+    written: Open,
+    read: Open,
+}
+
+/// Blocks that may be reached.
+#[derive(Debug)]
+struct Open {
+    /// By block: how many grants expose it.
+    counts: Mutex<Box<[u32]>>,
+    /// A bit a block: whether one does. Changed under the lock of the counts.
+    bits: Box<[AtomicU64]>,
 }
 
 /// Nothing at all: of a queue pair that belongs to no channel yet.
@@ -56,18 +65,16 @@ impl PoolExposure {
     }
 
     fn new(base: u64, layout: Layout) -> Self {
-        let none = || (0..layout.blocks()).map(|_| AtomicU32::new(0)).collect();
-        Self { base, layout, written: none(), read: none() }
+        Self { base, layout, written: Open::new(layout.blocks()), read: Open::new(layout.blocks()) }
     }
 
     /// Exposes blocks of the pool, by their runs.
     pub(super) fn expose(self: &Arc<Self>, runs: &[(u32, u32)], to: To) -> Exposed {
-        let exposed = Exposed { of: self.clone(), runs: runs.into(), to };
-        exposed.each(|block| _ = block.fetch_add(1, Ordering::Release));
-        exposed
+        self.open(to).add(runs);
+        Exposed { of: self.clone(), runs: runs.into(), to }
     }
 
-    fn counts(&self, to: To) -> &[AtomicU32] {
+    fn open(&self, to: To) -> &Open {
         match to {
             To::Write => &self.written,
             To::Read => &self.read,
@@ -76,31 +83,110 @@ impl PoolExposure {
 
     /// Whether every one of these bytes of the pool is in a block that is exposed.
     fn has(&self, mut at: u64, mut len: u64, to: To) -> bool {
-        let (layout, counts) = (&self.layout, self.counts(to));
+        let (layout, open) = (&self.layout, self.open(to));
         let (blocks, layers) = (u64::from(layout.blocks()), u64::from(layout.layers()));
+        let (bytes, stride) = (layout.block_bytes(), layout.block_stride());
         // Layers are outside of blocks, or inside.
-        let outside = layers == 1 || layout.layer_stride() >= layout.block_stride() && blocks > 1;
+        let outside = layers == 1 || blocks == 1 || layout.layer_stride() >= stride;
+        // What of a block is in one piece: all of its layers, where these are inside and have no gaps.
+        let unit = if !outside && layout.layer_stride() == bytes { bytes * layers } else { bytes };
         while len > 0 {
-            let (layer, block, within) = if outside || blocks == 1 {
+            let (layer, block, within) = if outside {
                 let (layer, rest) = split(at, layout.layer_stride(), layers);
-                let (block, within) = split(rest, layout.block_stride(), blocks);
+                let (block, within) = split(rest, stride, blocks);
                 (layer, block, within)
             } else {
-                let (block, rest) = split(at, layout.block_stride(), blocks);
-                let (layer, within) = split(rest, layout.layer_stride(), layers);
+                let (block, rest) = split(at, stride, blocks);
+                let (layer, within) =
+                    if unit == bytes { split(rest, layout.layer_stride(), layers) } else { (0, rest) };
                 (layer, block, within)
             };
-            let in_block = layer < layers && block < blocks && within < layout.block_bytes();
-            // Fewer blocks than there are u32s.
-            if !in_block || counts[block as usize].load(Ordering::Acquire) == 0 {
+            if layer >= layers || block >= blocks || within >= unit {
                 return false;
             }
-            let step = len.min(layout.block_bytes() - within);
+            // With those that follow without a gap.
+            let row = if unit == stride { blocks - block } else { 1 };
+            let n = within.saturating_add(len).div_ceil(unit).min(row);
+            // Fewer blocks than there are u32s.
+            if !open.has_all(block as usize, n as usize) {
+                return false;
+            }
+            let step = len.min(n * unit - within);
             // Beyond what can be addressed there is nothing more.
             let Some(next) = at.checked_add(step) else { return len == step };
             (at, len) = (next, len - step);
         }
         true
+    }
+}
+
+impl Open {
+    fn new(blocks: u32) -> Self {
+        let blocks = blocks as usize;
+        Self {
+            counts: Mutex::new(vec![0; blocks].into()),
+            bits: (0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn add(&self, runs: &[(u32, u32)]) {
+        let mut counts = lock(&self.counts);
+        each(runs, |word, mask| {
+            mask.for_each_block(word, |block| counts[block] += 1);
+            self.bits[word].fetch_or(mask.0, Ordering::Release);
+        });
+    }
+
+    fn remove(&self, runs: &[(u32, u32)]) {
+        let mut counts = lock(&self.counts);
+        each(runs, |word, mask| {
+            let mut closed = 0;
+            mask.for_each_block(word, |block| {
+                counts[block] -= 1;
+                closed |= u64::from(counts[block] == 0) << (block % 64);
+            });
+            self.bits[word].fetch_and(!closed, Ordering::Release);
+        });
+    }
+
+    fn has(&self, block: u32) -> bool {
+        let word = self.bits.get(block as usize / 64);
+        word.is_some_and(|word| word.load(Ordering::Acquire) >> (block % 64) & 1 == 1)
+    }
+
+    /// Of `n` blocks from `first` on, which there are.
+    fn has_all(&self, first: usize, n: usize) -> bool {
+        words(first, n).all(|(word, Mask(mask))| self.bits[word].load(Ordering::Acquire) & mask == mask)
+    }
+}
+
+/// Some of the 64 blocks of a word.
+#[derive(Clone, Copy)]
+struct Mask(u64);
+
+impl Mask {
+    fn for_each_block(self, word: usize, mut f: impl FnMut(usize)) {
+        let mut left = self.0;
+        while left != 0 {
+            f(word * 64 + left.trailing_zeros() as usize);
+            left &= left - 1;
+        }
+    }
+}
+
+/// `n` blocks from `first` on, by words.
+fn words(first: usize, n: usize) -> impl Iterator<Item = (usize, Mask)> {
+    let end = first + n;
+    (first / 64..end.div_ceil(64)).map(move |word| {
+        let (from, to) = (first.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
+        (word, Mask(u64::MAX >> (64 - (to - from)) << from))
+    })
+}
+
+/// The blocks of runs, which are within their pool, by words.
+fn each(runs: &[(u32, u32)], mut f: impl FnMut(usize, Mask)) {
+    for &(first, n) in runs.iter().filter(|run| run.1 > 0) {
+        words(first as usize, n as usize).for_each(|(word, mask)| f(word, mask));
     }
 }
 
@@ -129,27 +215,16 @@ impl provider::Exposure for PoolExposure {
             == (pages.target.layer, pages.target.block, u64::from(pages.piece));
         let inside = first.and_then(|first| first.checked_add(pages.layers.into()));
         if ours && inside.is_some_and(|end| end <= layout.layers().into()) {
-            let block = |b: u32| self.written.get(b as usize).is_some_and(|n| n.load(Ordering::Acquire) > 0);
-            return Some(pages.targets().all(block));
+            return Some(pages.targets().all(|block| self.written.has(block)));
         }
         let exposes = |(at, len): (u64, u32)| self.exposes(at, len.into(), AccessFlags::REMOTE_WRITE);
         (pages.pieces() <= most).then(|| pages.targets_of(addr).all(exposes))
     }
 }
 
-impl Exposed {
-    fn each(&self, mut change: impl FnMut(&AtomicU32)) {
-        let counts = self.of.counts(self.to);
-        for &(first, len) in &self.runs {
-            // Runs of a claim are within its pool.
-            counts[first as usize..][..len as usize].iter().for_each(&mut change);
-        }
-    }
-}
-
 impl Drop for Exposed {
     fn drop(&mut self) {
-        self.each(|block| _ = block.fetch_sub(1, Ordering::Release));
+        self.of.open(self.to).remove(&self.runs);
     }
 }
 
@@ -197,7 +272,9 @@ mod tests {
         for (layers, blocks, bytes, layer_stride, block_stride) in [
             (2, 4, 8, 32, 8),
             (2, 4, 8, 40, 9),
+            (2, 4, 8, 40, 8),
             (3, 4, 8, 8, 24),
+            (3, 4, 8, 8, 25),
             (3, 4, 8, 9, 30),
             (1, 4, 8, 0, 8),
             (1, 4, 8, 1, 11),
@@ -226,6 +303,47 @@ mod tests {
                 assert_eq!(got, expected, "{layout:?} {at} {len}");
                 assert!(!exposure.exposes(BASE + at, len, AccessFlags::REMOTE_READ));
             }
+        }
+    }
+
+    /// Of more blocks than a word has bits: every range of them, with grants that overlap and end one after the other.
+    #[test]
+    fn k6_rows_of_blocks_are_exposed_as_each_of_them_is() {
+        const BLOCKS: u32 = 200;
+        let exposure = Arc::new(PoolExposure::new(BASE, Layout::contiguous(1, BLOCKS, 2).unwrap()));
+        let grants: [&[(u32, u32)]; 5] = [
+            &[(3, 70), (128, 64)],
+            &[(73, 1), (0, 1)],
+            &[(60, 140)],
+            &[(63, 1), (64, 1), (127, 2)],
+            &[(5, 0)],
+        ];
+        let mut counts = [0; BLOCKS as usize];
+        let mut count = |runs: &[(u32, u32)], by: i32| {
+            runs.iter().flat_map(|&(first, n)| first..first + n).for_each(|b| counts[b as usize] += by);
+            for first in 0..u64::from(BLOCKS) {
+                for n in 1..=u64::from(BLOCKS) - first {
+                    let all = counts[first as usize..][..n as usize].iter().all(|&n| n > 0);
+                    let (addr, len) = (BASE + first * 2 + 1, n * 2 - 1);
+                    assert_eq!(
+                        exposure.exposes(addr, len, AccessFlags::REMOTE_WRITE),
+                        all,
+                        "{n} from {first}"
+                    );
+                }
+            }
+        };
+        let open: Vec<_> = grants
+            .iter()
+            .map(|runs| {
+                let exposed = exposure.expose(runs, To::Write);
+                count(runs, 1);
+                exposed
+            })
+            .collect();
+        for (exposed, runs) in open.into_iter().zip(grants) {
+            drop(exposed);
+            count(runs, -1);
         }
     }
 

@@ -76,6 +76,12 @@ impl On {
         }
     }
 
+    /// Many small blocks travel in tables, each of 2,048 pairs of blocks: in shared memory, where a pool is in one region. Here pools of
+    /// more than 1 MiB are meant, of which `tiny` makes several.
+    pub(crate) fn has_tables(self) -> bool {
+        matches!(self, Self::Shm(profile) if profile != Profile::Tiny)
+    }
+
     /// The profile and the transport of a soft device. `None` on RDMA devices.
     pub(crate) fn soft(self) -> Option<SoftConfig> {
         let config = |profile, transport| SoftConfig::new().profile(profile).transport(transport);
