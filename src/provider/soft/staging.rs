@@ -252,6 +252,7 @@ impl QpInner {
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
     use super::*;
+    use crate::cuda::SlotPool;
     use crate::cuda::fake::Fake;
     use crate::device::{Device, SoftConfig};
     use crate::memory::Memory;
@@ -263,6 +264,8 @@ mod tests {
         let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
         let mapping = Memory::cuda_of(&cuda, 0, 4096).map_for(pd.provider()).unwrap();
         let memory = mapping.device_memory().unwrap();
+        // As a registration has it: the slot is given back, and not freed.
+        let _pool = SlotPool::of(memory.gpu());
         let mut staged = Staged::new(Slot::take(memory.gpu()).unwrap());
         let mut copier = Copier::new(memory.gpu().clone()).unwrap();
         fake.hold(true);

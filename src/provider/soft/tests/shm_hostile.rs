@@ -134,11 +134,11 @@ fn paged(
     frame(&[desc], &table, 0)
 }
 
-/// A WRITE of pieces of one byte, as many as fit in all: `layers` of up to 2048, side by side at both ends.
-pub(super) fn tiny_pieces(to: &Region<Exposed>, layers: u32) -> Vec<u8> {
+/// A WRITE of pieces of one byte: `layers` of 2048, side by side in memory 9, and at every `apart`-th byte of `to`.
+pub(super) fn tiny_pieces(to: &Region<Exposed>, layers: u32, apart: u64) -> Vec<u8> {
     let pairs = (0..2048).map(|n| pair(n, n)).collect();
-    let strides = Strides { layer: 2048, block: 1 };
-    let pages = Pages { piece: 1, layers, source: strides, target: strides, pairs };
+    let strides = |apart| Strides { layer: 2048 * apart, block: apart };
+    let pages = Pages { piece: 1, layers, source: strides(1), target: strides(apart), pairs };
     let mut desc = Desc::new(Opcode::Write, 0);
     (desc.addr, desc.rkey) = (to.remote().addr, to.remote().rkey);
     desc.total = pages.bytes().unwrap();
@@ -159,7 +159,7 @@ fn r9_a_table_of_tiny_pieces_takes_some_of_them_in_a_turn() {
     let memory = peer.lend(9, ALL_OF_IT);
     memory.write(0, &vec![1; ALL_OF_IT]);
     recv(&qp, 1, None);
-    peer.put(&tiny_pieces(&to, 256));
+    peer.put(&tiny_pieces(&to, 256, 1));
     let (deadline, mut most, mut before) = (Instant::now() + DEADLINE, 0, 0);
     while side.seen.is_empty() {
         side.poll();
