@@ -3,7 +3,10 @@
 //!
 //! One that was left out at the start comes by the same way: with a completion queue of its own, and a task for that.
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
@@ -64,6 +67,26 @@ impl From<ConnectError> for End {
     }
 }
 
+/// How long to wait after the next attempt, which begins when one of the three is there: by our own port's word as from the beginning,
+/// and by the peer's, or when it is time, longer.
+async fn sooner(
+    mut own: Pin<&mut impl Future<Output = ()>>,
+    mut peer: Pin<&mut impl Future<Output = ()>>,
+    mut time: Pin<&mut impl Future<Output = ()>>,
+    (first, longer): (Duration, Duration),
+) -> Duration {
+    poll_fn(|cx| {
+        if own.as_mut().poll(cx).is_ready() {
+            Poll::Ready(first)
+        } else if peer.as_mut().poll(cx).is_ready() || time.as_mut().poll(cx).is_ready() {
+            Poll::Ready(longer)
+        } else {
+            Poll::Pending
+        }
+    })
+    .await
+}
+
 const NO_ANSWER: &str = "the peer does not answer";
 const OVERTAKEN: &str = "the attempt was overtaken";
 
@@ -82,13 +105,9 @@ impl KvDriver {
             let mut wait = first;
             loop {
                 let longer = wait.saturating_mul(2).min(most);
-                wait = tokio::select! {
-                    // At once, and then as from the beginning.
-                    () = port_up.notified() => first,
-                    // By the peer's word no interval gets shorter.
-                    () = peer_port_up.next(first.min(PEER_PACE)) => longer,
-                    () = tokio::time::sleep(wait) => longer,
-                };
+                let own = pin!(port_up.notified());
+                let peer = pin!(peer_port_up.next(first.min(PEER_PACE)));
+                wait = sooner(own, peer, pin!(tokio::time::sleep(wait)), (first, longer)).await;
                 peer_port_up.begun();
                 let Some(driver) = driver.upgrade() else { return };
                 match driver.bring_back(rail).await {
