@@ -217,20 +217,8 @@ impl QpInner {
             }
         }
         drop(guard);
-        match copied {
-            Ok(()) => {}
-            Err(NoCopy::Nonsense) => return Err(Stop::Nonsense),
-            Err(NoCopy::Unable) => return Err(Stop::unable(&desc)),
-            Err(NoCopy::Later) => {
-                // As if nothing had come yet.
-                self.landings.wait_for_driver();
-                self.readable = false;
-                return Ok(1);
-            }
-            Err(NoCopy::Gone) => {
-                self.connection_lost();
-                return Ok(1);
-            }
+        if let Err(why) = copied {
+            return self.not_copied(why, &desc, 1);
         }
         let whole = take == desc.len && far;
         if self.rx.off + take == desc.len {

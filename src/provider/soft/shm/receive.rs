@@ -44,6 +44,24 @@ impl QpInner {
         Ok(())
     }
 
+    /// What comes of payload of `desc` that could not be copied: `looked_at` bytes count as read where the peer has gone.
+    pub(super) fn not_copied(&mut self, why: NoCopy, desc: &Desc, looked_at: usize) -> Result<usize, Stop> {
+        match why {
+            NoCopy::Nonsense => Err(Stop::Nonsense),
+            NoCopy::Unable => Err(Stop::unable(desc)),
+            NoCopy::Later => {
+                // As if nothing had come yet.
+                self.landings.wait_for_driver();
+                self.readable = false;
+                Ok(1)
+            }
+            NoCopy::Gone => {
+                self.connection_lost();
+                Ok(looked_at)
+            }
+        }
+    }
+
     fn copy_some(&mut self, limit: usize) -> Result<usize, Stop> {
         let Link::Up(Stream::Shm(link)) = &mut self.link else { return Err(Stop::Nonsense) };
         let rx = &mut self.rx;
@@ -87,20 +105,8 @@ impl QpInner {
             at = next;
         })?;
         drop(guard);
-        match copied {
-            Ok(()) => {}
-            Err(NoCopy::Nonsense) => return Err(Stop::Nonsense),
-            Err(NoCopy::Unable) => return Err(Stop::unable(&desc)),
-            Err(NoCopy::Later) => {
-                // As if nothing had come yet.
-                self.landings.wait_for_driver();
-                self.readable = false;
-                return Ok(1);
-            }
-            Err(NoCopy::Gone) => {
-                self.connection_lost();
-                return Ok(take as usize);
-            }
+        if let Err(why) = copied {
+            return self.not_copied(why, &desc, take as usize);
         }
         #[cfg(test)]
         super::inspect::copied(take, hint);
