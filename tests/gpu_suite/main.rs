@@ -20,7 +20,7 @@ use std::time::Duration;
 use landfall::cuda;
 use landfall::device::{Device, SoftConfig, SoftTransport};
 use landfall::kv::{Blocks, GpuPath, KvChannel, KvConfig, KvEndpoint, KvPool, Layout, PoolAccess};
-use landfall::memory::{Access, Memory};
+use landfall::memory::{Access, Exposed, Memory, Region};
 
 use driver::Cuda;
 use latency::landed_latency_of_each_path;
@@ -224,39 +224,68 @@ async fn slices_inside_of_an_allocation_are_found() -> Result<String, Failed> {
     Ok("5 of 5 equal".to_owned())
 }
 
+/// A pool that the GPU writes late: from patterns that are beside it, behind something that keeps the GPU busy.
+struct LateSource {
+    peer: Peer,
+    channel: KvChannel,
+    busy: Region<Exposed>,
+    patterns: Region<Exposed>,
+    pool: u64,
+}
+
+impl LateSource {
+    async fn new(shape: Shape) -> Result<Self, Failed> {
+        let device = Device::soft(SoftConfig::new().transport(SoftTransport::Shm))?;
+        let pd = device.alloc_pd()?;
+        let gpu = async |bytes| pd.register_exposed(Memory::cuda(0, bytes), Access::READ).await;
+        let (busy, pool, patterns) =
+            (gpu(2 << 30).await?, gpu(shape.bytes()).await?, gpu(shape.bytes()).await?);
+        let at = pool.remote().addr;
+        // SAFETY: `owner` keeps it. It is written by the default stream alone, before each write or layer.
+        let memory = unsafe { Memory::from_cuda(at, shape.bytes(), Box::new(pool))? };
+        let (peer, channel) = pair(shape, GPU, memory).await?;
+        Ok(Self { peer, channel, busy, patterns, pool: at })
+    }
+
+    /// Queues `bytes` of patterns from `offset` on into the pool, behind `rounds` copies of a GiB, and an event behind all of it. It is an
+    /// error where that is over already, before `what`.
+    fn written_late(
+        &self,
+        cuda: &Cuda,
+        rounds: usize,
+        (offset, bytes): (u64, u64),
+        what: &str,
+    ) -> Result<cuda::Event, Failed> {
+        let busy = self.busy.remote().addr;
+        let (to, from) = (self.pool + offset, self.patterns.remote().addr + offset);
+        cuda.queue_late_copy((busy, busy + (1 << 30), 1 << 30, rounds), to, from, bytes as usize)?;
+        // SAFETY: the default stream of the primary context.
+        let event = unsafe { cuda::Event::record(0, std::ptr::null_mut())? };
+        match event.is_done()? {
+            true => Err(format!("the GPU was done before {what}: nothing was shown").into()),
+            false => Ok(event),
+        }
+    }
+}
+
 /// Case 9: the source is still being written by the GPU, for some 100 ms, when the write is called with its event.
 async fn a_write_comes_after_its_event(cuda: &Cuda) -> Result<String, Failed> {
     let shape = Shape { layers: 1, blocks: 16, block: 65_536 };
-    let device = Device::soft(SoftConfig::new().transport(SoftTransport::Shm))?;
-    let pd = device.alloc_pd()?;
-    // What keeps the GPU busy, and the patterns, beside the pool.
-    let busy = pd.register_exposed(Memory::cuda(0, 2 << 30), Access::READ).await?;
-    let (pool, next) = (
-        pd.register_exposed(Memory::cuda(0, shape.bytes()), Access::READ).await?,
-        pd.register_exposed(Memory::cuda(0, shape.bytes()), Access::READ).await?,
-    );
-    let (a, at, pattern) = (busy.remote().addr, pool.remote().addr, next.remote().addr);
-    // SAFETY: `owner` keeps it. It is written by the default stream alone, before each write.
-    let memory = unsafe { Memory::from_cuda(at, shape.bytes(), Box::new(pool))? };
-    let (peer, channel) = pair(shape, GPU, memory).await?;
+    let source = LateSource::new(shape).await?;
     let (mut waited, rounds) = (Vec::new(), 100);
     for round in 0..rounds {
         for position in 0..shape.blocks {
             let bytes = content(shape, round, 0, position);
-            next.slice(..)?.copy_in(u64::from(position) * shape.block, &bytes)?;
+            source.patterns.slice(..)?.copy_in(u64::from(position) * shape.block, &bytes)?;
         }
-        cuda.queue_late_copy((a, a + (1 << 30), 1 << 30, 200), at, pattern, shape.bytes() as usize)?;
-        // SAFETY: the default stream of the primary context.
-        let event = unsafe { cuda::Event::record(0, std::ptr::null_mut())? };
-        if event.is_done()? {
-            return Err("the GPU was done before the write was called: nothing was shown".into());
-        }
-        let blocks = channel.pool().claim(&in_order(shape.blocks))?;
+        let event = source.written_late(cuda, 200, (0, shape.bytes()), "the write was called")?;
+        let blocks = source.channel.pool().claim(&in_order(shape.blocks))?;
         let (took, ..) =
-            peer::write_after(&channel, blocks, &in_order(shape.blocks), Some(round), Some(event)).await?;
+            peer::write_after(&source.channel, blocks, &in_order(shape.blocks), Some(round), Some(event))
+                .await?;
         waited.push(took);
     }
-    peer.end().await?;
+    source.peer.end().await?;
     Ok(format!(
         "{rounds} of {rounds} right; from the call to the landing {:.0} ms",
         median(&mut waited) * 1e3
@@ -267,39 +296,22 @@ async fn a_write_comes_after_its_event(cuda: &Cuda) -> Result<String, Failed> {
 async fn layers_go_after_their_events(cuda: &Cuda) -> Result<String, Failed> {
     let shape = Shape { layers: 4, blocks: 16, block: 65_536 };
     let layer_bytes = u64::from(shape.blocks) * shape.block;
-    let device = Device::soft(SoftConfig::new().transport(SoftTransport::Shm))?;
-    let pd = device.alloc_pd()?;
-    let busy = pd.register_exposed(Memory::cuda(0, 2 << 30), Access::READ).await?;
-    let (pool, next) = (
-        pd.register_exposed(Memory::cuda(0, shape.bytes()), Access::READ).await?,
-        pd.register_exposed(Memory::cuda(0, shape.bytes()), Access::READ).await?,
-    );
-    let (a, at, pattern) = (busy.remote().addr, pool.remote().addr, next.remote().addr);
-    // SAFETY: `owner` keeps it. It is written by the default stream alone, before each layer is sent.
-    let memory = unsafe { Memory::from_cuda(at, shape.bytes(), Box::new(pool))? };
-    let (peer, channel) = pair(shape, GPU, memory).await?;
+    let source = LateSource::new(shape).await?;
     let (mut tails, rounds) = (Vec::new(), 20);
     for round in 0..rounds {
         for (layer, position) in (0..shape.layers).flat_map(|l| (0..shape.blocks).map(move |p| (l, p))) {
             let bytes = content(shape, round, layer, position);
             let offset = u64::from(layer) * layer_bytes + u64::from(position) * shape.block;
-            next.slice(..)?.copy_in(offset, &bytes)?;
+            source.patterns.slice(..)?.copy_in(offset, &bytes)?;
         }
-        let blocks = channel.pool().claim(&in_order(shape.blocks))?;
-        let made = |layer: u32| -> Result<cuda::Event, Failed> {
-            let offset = u64::from(layer) * layer_bytes;
-            let keeps = (a, a + (1 << 30), 1 << 30, 20);
-            cuda.queue_late_copy(keeps, at + offset, pattern + offset, layer_bytes as usize)?;
-            // SAFETY: the default stream of the primary context.
-            let event = unsafe { cuda::Event::record(0, std::ptr::null_mut())? };
-            match event.is_done()? {
-                true => Err("the GPU was done before the layer was pushed: nothing was shown".into()),
-                false => Ok(event),
-            }
+        let blocks = source.channel.pool().claim(&in_order(shape.blocks))?;
+        let made = |layer: u32| {
+            let span = (u64::from(layer) * layer_bytes, layer_bytes);
+            source.written_late(cuda, 20, span, "the layer was pushed")
         };
-        tails.push(peer::write_layers(&channel, blocks, &in_order(shape.blocks), round, made).await?);
+        tails.push(peer::write_layers(&source.channel, blocks, &in_order(shape.blocks), round, made).await?);
     }
-    peer.end().await?;
+    source.peer.end().await?;
     Ok(format!(
         "{rounds} of {rounds} right; from the look that saw the last event to the landing {:.2} ms",
         median(&mut tails) * 1e3
