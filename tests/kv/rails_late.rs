@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use landfall::connect::ConnectError;
-use landfall::device::{Device, Profile, SoftConfig};
+use landfall::device::{Device, Profile, SoftConfig, SoftLink};
 use landfall::kv::{Bootstrap, KvChannel, KvConfig, RailState};
 
 use crate::common::{On, on_soft_profiles, until};
@@ -31,6 +31,19 @@ async fn pair(on: On, place: usize, faults: [Option<Fault>; 2], config: KvConfig
     let near = End::new(three(on, place, faults[0]), pages(on), config.clone()).await;
     let far = End::new(three(on, place, faults[1]), pages(on), config).await;
     Pair::new(on, near, far).await
+}
+
+/// A channel that is connected while `link` is cut, and has carried something by all of its rails after that was mended.
+async fn comes_when_mended(on: On, near: End, far: End, link: SoftLink) -> Pair {
+    link.cut();
+    let pair = Pair::new(on, near, far).await;
+    pair.stream(2, |_| {}).await;
+    let count = |n| up(&pair.sender.path()) == n && up(&pair.receiver.path()) == n;
+    until("both know that it is not there", || count(2)).await;
+    link.mend();
+    until("it comes", || count(3)).await;
+    pair.stream_more().await;
+    pair
 }
 
 async fn k10_a_rail_left_out_at_the_start_comes_when_its_device_can_be_had(on: On) {
@@ -105,14 +118,7 @@ async fn k10_a_rail_whose_link_is_down_at_the_start_comes_when_it_is_up(on: On) 
         let near = End::new(three(on, 1, None), pages(on), quick()).await;
         let far = End::new(three(on, 1, None), pages(on), quick()).await;
         let link = if near_is_cut { near.link(1) } else { far.link(1) };
-        link.cut();
-        let pair = Pair::new(on, near, far).await;
-        pair.stream(2, |_| {}).await;
-        let count = |n| up(&pair.sender.path()) == n && up(&pair.receiver.path()) == n;
-        until("both know that it is not there", || count(2)).await;
-        link.mend();
-        until("it comes", || count(3)).await;
-        pair.stream_more().await;
+        let pair = comes_when_mended(on, near, far, link).await;
         for path in [pair.sender.path(), pair.receiver.path()] {
             assert!(path.rails[1].returns > 0 && path.warnings.is_empty(), "{path}");
         }
@@ -130,14 +136,7 @@ async fn k10_a_channel_by_the_manager_is_had_though_the_first_device_is_down() {
     let near = End::new(three(on, 0, None), pages(on), by_cm()).await;
     let far = End::new(three(on, 0, None), pages(on), by_cm()).await;
     let link = near.link(0);
-    link.cut();
-    let pair = Pair::new(on, near, far).await;
-    pair.stream(2, |_| {}).await;
-    let count = |n| up(&pair.sender.path()) == n && up(&pair.receiver.path()) == n;
-    until("both know that it is not there", || count(2)).await;
-    link.mend();
-    until("it comes", || count(3)).await;
-    pair.stream_more().await;
+    let pair = comes_when_mended(on, near, far, link).await;
     assert!(pair.sender.path().rails[0].returns > 0);
     pair.sender.close().await.unwrap();
 }
