@@ -100,6 +100,16 @@ impl<K: Kind> Region<K> {
         Ok(regions)
     }
 
+    /// Registers all of the memory that this region is a part of, in another domain. Blocks.
+    pub(crate) fn register_again(
+        &self,
+        pd: &provider::Pd,
+        limit: u64,
+        access: AccessFlags,
+    ) -> Result<Vec<Self>, MemoryError> {
+        Self::register_pieces_of(pd, &self.inner.mapping, limit, access)
+    }
+
     /// Bytes.
     pub fn len(&self) -> u64 {
         self.inner.len
