@@ -155,7 +155,7 @@ impl Drop for PeerMap {
         drop(mapped);
         if let Some(Some(pinned)) = self.pinned.take() {
             // In front of the pages, which go the same way.
-            background::run(move || drop(pinned));
+            background::run(move || _ = Some(pinned));
         }
     }
 }

@@ -36,7 +36,7 @@ pub(in crate::provider::soft) struct Slots {
     free: Mutex<Vec<usize>>,
     at: u64,
     /// Until they are let go, elsewhere.
-    memory: Option<(Pinned, SharedMap)>,
+    memory: Option<Memory>,
 }
 
 impl Slots {
@@ -48,7 +48,13 @@ impl Slots {
         // SAFETY: a mapping of whole pages, which is kept beside it and ends after it.
         let pinned = unsafe { Pinned::new(gpu, at, SLOTS_BYTES as usize, false)? };
         let free = Mutex::new((0..SHARED_SLOTS).rev().collect());
-        Ok(Arc::new(Self { name: next_name(), fd, free, at, memory: Some((pinned, map)) }))
+        Ok(Arc::new(Self {
+            name: next_name(),
+            fd,
+            free,
+            at,
+            memory: Some(Memory { _pinned: pinned, _map: map }),
+        }))
     }
 
     pub(super) fn name(&self) -> u64 {
@@ -67,14 +73,18 @@ impl Slots {
 
 impl Drop for Slots {
     fn drop(&mut self) {
-        if let Some((pinned, map)) = self.memory.take() {
+        if let Some(memory) = self.memory.take() {
             // A driver may wait for its GPU.
-            background::run(move || {
-                drop(pinned);
-                drop(map);
-            });
+            background::run(move || drop(memory));
         }
     }
+}
+
+/// Their pages. They stay mapped while they are pinned: what is named first goes first.
+#[derive(Debug)]
+struct Memory {
+    _pinned: Pinned,
+    _map: SharedMap,
 }
 
 /// One of them. Whoever has it, and the flights that name it, use it alone; so does the peer while it is lent.
