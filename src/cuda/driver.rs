@@ -387,7 +387,7 @@ impl Driver {
             }
             #[cfg(test)]
             Self::Fake(fake) if fake.refuses("cuFlushGPUDirectRDMAWrites") => {
-                Err(self.failed("cuFlushGPUDirectRDMAWrites", NOT_SUPPORTED))
+                Err(self.failed("cuFlushGPUDirectRDMAWrites", sys::NOT_SUPPORTED))
             }
             #[cfg(test)]
             Self::Fake(fake) => {
