@@ -152,6 +152,8 @@ pub(crate) struct Connection {
     /// Where the next data work request, and the next control message, are tried first.
     data_rail: usize,
     control_qp: usize,
+    /// READs are posted before data, the next time.
+    reads_first: bool,
     /// We have come too late, and waited anew for what the peer owes.
     excused: bool,
     builder: Builder,
@@ -205,6 +207,7 @@ impl Connection {
             refused: 0,
             data_rail: 0,
             control_qp: 0,
+            reads_first: true,
             excused: false,
             builder: Builder::new(cfg.max_control),
             counts: Vec::new(),

@@ -7,6 +7,7 @@ use super::control::{Class, Head};
 use super::credits::Urgency;
 use super::event::{Sink, Token, Transmitted};
 use super::outbox::Queued;
+use super::pace::Way;
 use super::plan::{Cursor, Piece};
 use super::rails::Rail;
 use super::record::{Counts, Record};
@@ -59,9 +60,17 @@ impl Connection {
         self.links.iter_mut().for_each(|link| link.look(now));
         self.settle_reads();
         self.transmit_control(sink, &mut budget);
-        // Before data, which fills the send queues: READs are few at a time.
-        self.transmit_reads(now, sink, &mut budget);
-        self.transmit_data(now, sink, &mut budget);
+        // Who had what there was of a send queue is second the next time.
+        let before = budget;
+        if self.reads_first {
+            self.transmit_reads(now, sink, &mut budget);
+            self.reads_first = budget == before;
+            self.transmit_data(now, sink, &mut budget);
+        } else {
+            self.transmit_data(now, sink, &mut budget);
+            self.reads_first = budget < before;
+            self.transmit_reads(now, sink, &mut budget);
+        }
         self.transmit_control(sink, &mut budget);
         if self.ready_to_close() {
             self.close_sent = true;
@@ -157,7 +166,7 @@ impl Connection {
             return self.rails[0].pace.may_queue().then(|| self.cut_for(t, 0, rail.max_write, sink))?;
         }
         let mut tried = 0u64;
-        while let Some((rail, max_write)) = self.next_rail(tried) {
+        while let Some((rail, max_write)) = self.next_rail(Way::Out, tried) {
             tried |= 1 << rail;
             let cut = self.cut_for(t, rail, max_write, sink);
             if cut.is_some() {
