@@ -334,8 +334,8 @@ impl KvDriver {
         let inner = lock(&self.inner);
         let mut carried = Carried {
             // What the peer has read has left here, and what we have read has come, by whichever way.
-            landed: inner.stats.landed_bytes + inner.stats.served_bytes,
-            arrived: inner.stats.arrived_bytes + inner.stats.read_bytes,
+            landed: inner.stats.landed_bytes.saturating_add(inner.stats.served_bytes),
+            arrived: inner.stats.arrived_bytes.saturating_add(inner.stats.read_bytes),
             ..Carried::default()
         };
         for report in inner.queues.iter().map(Queue::report) {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::event::{AbortReason, Event, Resolution, TransferId};
 use super::outbox::Outbox;
 use super::ranges::RangeSet;
+use super::word::Word;
 
 /// The state of an endpoint towards one peer, between two connections.
 #[derive(Debug)]
@@ -52,6 +53,8 @@ pub(super) struct Grant {
     pub(super) revoking: bool,
     /// The slot of the transfer that uses it, on the connection that lives.
     pub(super) claimed: Option<u16>,
+    /// The peer's last word on it, which is waited for.
+    pub(super) word: Option<Word>,
 }
 
 impl Ledger {

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+/// Gaps among what the peer numbers or cuts to pieces, beyond which it makes them up: each is a message under way.
+pub(super) const MAX_GAPS: usize = 4096;
+
 /// A set of u64, as a watermark and sorted ranges. Bounded only if its user bounds it; see [`RangeSet::ranges`].
 #[derive(Debug, Default, Clone)]
 pub(super) struct RangeSet {

@@ -14,7 +14,7 @@
 //! nothing of it is remembered (the grants of reads are not in the ledger).
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::asking::Asking;
 use super::config::Config;
@@ -24,10 +24,7 @@ use super::numbered::Numbered;
 use super::outbox::{Outbox, Queued};
 use super::plan::{Cursor, Plan};
 use super::receiver::Receiver;
-
-/// An owner that was asked to stop writing, and does not say that it has, is given up after so many times `peer_timeout`:
-/// its send queues are deep, and may drain slowly.
-const PATIENCE: u32 = 4;
+use super::word::patience;
 
 /// A read to be started.
 #[derive(Debug)]
@@ -202,7 +199,7 @@ impl Reader {
                 self.settle(id, out);
             }
             // From here on it is a revoked grant like any other, of which the receiving half tells.
-            Some((target, true)) => receiver.revoke_grant(target, out),
+            Some((target, true)) => receiver.revoke_grant(cfg, target, now, out),
             // Its owner has never heard of the request.
             Some((target, false)) => {
                 let _ = receiver.withdraw(target);
@@ -296,11 +293,6 @@ impl Reader {
             self.release(id, out);
         }
     }
-}
-
-/// For an owner that was asked to stop.
-pub(super) fn patience(cfg: &Config) -> Duration {
-    cfg.abort_grace + cfg.peer_timeout * PATIENCE
 }
 
 impl Read {

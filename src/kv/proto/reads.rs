@@ -47,17 +47,17 @@ impl Connection {
         self.reader.abort(&self.cfg, id, reason, now, &mut self.receiver, &mut self.out);
     }
 
-    /// A grant for the peer to read. It ends with `Served`, or with `Aborted` and then `Freed`; when both
-    /// sides have closed, without.
-    pub(crate) fn issue_read_grant(&mut self) -> u64 {
+    /// A grant for the peer to read, which has room for `most` bytes. It ends with `Served`, or with `Aborted` and then `Freed`;
+    /// when both sides have closed, without.
+    pub(crate) fn issue_read_grant(&mut self, most: u64) -> u64 {
         let grant = self.receiver.reserve_grant();
-        self.lender.issue(grant);
+        self.lender.issue(grant, most);
         grant
     }
 
     pub(super) fn revoke_read_grant(&mut self, grant: u64, now: Instant) {
         self.settle_reads();
-        if let Some(transfer) = self.lender.revoke(grant, &mut self.out) {
+        if let Some(transfer) = self.lender.revoke(&self.cfg, grant, now, &mut self.out) {
             self.abort_for(transfer, SenderReason::Revoked, now);
         }
     }

@@ -231,7 +231,7 @@ impl Connection {
     }
 
     fn transmit_control(&mut self, sink: &mut impl Sink, budget: &mut usize) {
-        let nothing_left = self.out.urgent.is_empty() && !self.is_recovering();
+        let nothing_left = self.out.is_empty() && !self.is_recovering();
         if self.both_closed() && nothing_left {
             return;
         }
@@ -329,17 +329,17 @@ impl Connection {
 
     /// Drops what has become pointless, and says whether something waits that can travel on any queue pair.
     fn common_urgency(&mut self) -> Option<Urgency> {
-        while let Some(&Queued::Abort { transfer }) = self.out.urgent.front()
+        while let Some(Queued::Abort { transfer }) = self.out.front()
             && self.sender.get(transfer).is_none_or(|t| t.resolved)
         {
-            self.out.urgent.pop_front();
+            self.out.pop();
         }
         while let Some(&id) = self.sender.headers.front()
             && !self.sender.is_header_due(id)
         {
             self.sender.headers.pop_front();
         }
-        if !self.out.urgent.is_empty() || self.incoming.must_report() {
+        if !self.out.is_empty() || self.incoming.must_report() {
             return Some(Urgency::Urgent);
         }
         let again = !self.resend.is_empty() || !self.talks.is_empty();
@@ -349,11 +349,11 @@ impl Connection {
 
     /// Fills the rest of a message with records that may travel on any queue pair.
     fn fill_common(&mut self) {
-        while let Some(&queued) = self.out.urgent.front() {
+        while let Some(queued) = self.out.front() {
             if self.record(queued).is_some_and(|record| !self.builder.push(&record)) {
                 return;
             }
-            self.out.urgent.pop_front();
+            self.out.pop();
         }
         while self.resend.next(|record| self.builder.push(record)) {}
         while let Some((rail, bytes)) = self.talks.front() {

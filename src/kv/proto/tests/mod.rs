@@ -3,6 +3,7 @@
 mod aborts;
 mod deadlines;
 mod gated;
+mod hostile;
 mod landing;
 mod limits;
 mod mapped;

@@ -4,7 +4,7 @@ use super::*;
 
 /// A grant of B for A to read.
 fn lend(p: &mut Pair) -> GrantRef {
-    let id = p.conns[1].issue_read_grant();
+    let id = p.conns[1].issue_read_grant(1 << 30);
     GrantRef { id, owner_epoch: 2, bound_epoch: 1, max_bytes: 1 << 30 }
 }
 
