@@ -14,11 +14,14 @@
 //! ```
 
 mod after;
+mod backlog;
 mod calls;
 mod closed;
 mod comeback;
 mod direct;
 mod events;
+#[cfg(test)]
+mod full;
 mod layers;
 mod loans;
 #[cfg(feature = "metrics")]
@@ -73,6 +76,7 @@ pub use closed::{ChannelClosed, MessageError};
 pub(crate) use parts::{Parts, RailHalf, RailParts};
 
 use after::After;
+use backlog::Backlog;
 use direct::Direct;
 use loans::Loans;
 use meter::Meter;
@@ -121,6 +125,8 @@ struct Inner {
     queues: Vec<Queue>,
     rails: Vec<Rail>,
     cqes: Box<[Cqe; BATCH]>,
+    /// What had come and may not have been taken.
+    backlog: Backlog,
     /// Work requests that have failed, by rail: dealt with after what had come in before, on whichever rail.
     failed: Vec<(usize, Cqe)>,
     /// Tokens of work requests that could not be posted. Kept for its memory.

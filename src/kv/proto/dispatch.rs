@@ -112,7 +112,7 @@ impl Connection {
                 sender.on_confirm(transfer, attempt, landed, out)
             }
             Record::AbortAck { transfer } => sender.on_abort_ack(transfer, out),
-            Record::Answer { transfer, landed } => sender.on_answer(transfer, landed, out),
+            Record::Answer { transfer, resolution } => sender.on_answer(transfer, resolution, out),
             Record::Revoke { grant } if self.reader.of_grant(grant).is_some() => {
                 if let Some(id) = self.reader.on_revoke(grant) {
                     self.abort_read_for(id, SenderReason::Revoked, now);

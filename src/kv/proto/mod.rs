@@ -96,7 +96,7 @@ pub(crate) use event::*;
 pub use event::{
     AbortReason, Cause, ProtocolViolation, ReadRefusal, Reason, Resolution, SenderReason, TransferId,
 };
-pub(crate) use ledger::Ledger;
+pub(crate) use ledger::{Ledger, Numbers};
 pub(crate) use message::MAX_MESSAGE;
 pub(crate) use rails::{RailState, TalkRefused};
 pub(crate) use reader::{ReadBy, ReadRequest};
@@ -254,6 +254,11 @@ impl Connection {
         };
         self.refused += u64::from(result.is_err());
         result
+    }
+
+    /// As many transfers are unresolved as may be: a write has to wait.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state == State::Open && !self.closing && self.sender.is_full()
     }
 
     /// Lets a gated transfer begin. Others are ignored.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::event::{Event, ProtocolViolation, ReadRefusal, SenderReason};
+use super::event::{Event, ProtocolViolation, ReadRefusal, Resolution, SenderReason};
 use super::sender::WINDOW;
 
 /// Answers that the peer may be owed: for each of its transfers, and for as many grants that it takes back. An honest one takes
@@ -35,7 +35,7 @@ pub(super) enum Queued {
     },
     Answer {
         transfer: u64,
-        landed: bool,
+        resolution: Resolution,
     },
     Revoke {
         grant: u64,

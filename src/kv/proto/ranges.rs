@@ -90,6 +90,22 @@ impl RangeSet {
         }
     }
 
+    /// Fills all gaps.
+    pub(super) fn close_gaps(&mut self) {
+        if let Some((_, end)) = self.above.pop_last() {
+            self.floor = end;
+            self.above.clear();
+        }
+    }
+
+    /// Forgets what is above the watermark and not in `part`, which has nothing that this has not.
+    pub(super) fn keep(&mut self, part: &Self) {
+        let kept = part.above.range(self.floor..).map(|(&start, &end)| (start, end));
+        self.above = kept.collect();
+        // What is below the watermark of the part is below that of the whole.
+        debug_assert!(part.floor <= self.floor);
+    }
+
     /// Ranges above the watermark: the memory that the set takes.
     pub(super) fn ranges(&self) -> usize {
         self.above.len()

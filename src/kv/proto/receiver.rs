@@ -6,7 +6,7 @@
 
 use super::aborted::Abort;
 use super::config::{Config, MAX_QPS, MAX_SLOTS};
-use super::event::{AbortReason, Event, ProtocolViolation, TransferId};
+use super::event::{AbortReason, Event, ProtocolViolation, Resolution, TransferId};
 use super::ledger::{Grant, RxLedger};
 use super::outbox::{Outbox, Queued};
 use super::record::{Counts, Slot};
@@ -242,19 +242,24 @@ impl Receiver {
     }
 
     /// The sender asks about a transfer of an earlier connection, which is fenced: whatever has not been delivered
-    /// never will be.
+    /// never will be. What was granted before our ledger began is forgotten, and so is what became of it.
     pub(super) fn on_query(&mut self, transfer: u64, grant: u64, out: &mut Outbox) -> Result {
         if transfer < self.ledger.resolved_below {
             return broken("a question about a transfer that was resolved");
         }
-        if !self.is_over(transfer)? {
-            if grant >= self.ledger.next_grant {
-                return broken("a question about a grant that was never issued");
-            }
+        let resolution = if self.ledger.delivered.contains(transfer) {
+            Resolution::Landed
+        } else if self.is_over(transfer)? {
+            Resolution::NotDelivered
+        } else if grant < self.ledger.first_grant {
+            Resolution::Unknown
+        } else if grant < self.ledger.next_grant {
             self.end_unstarted(transfer, grant, AbortReason::ConnectionLost, out)?;
-        }
-        let landed = self.ledger.delivered.contains(transfer);
-        out.queue(Queued::Answer { transfer, landed });
+            Resolution::NotDelivered
+        } else {
+            return broken("a question about a grant that was never issued");
+        };
+        out.queue(Queued::Answer { transfer, resolution });
         Ok(())
     }
 

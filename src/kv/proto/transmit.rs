@@ -388,7 +388,7 @@ impl Connection {
             }
             Queued::AbortAck { transfer } => Record::AbortAck { transfer },
             Queued::Query { transfer, grant } => Record::Query { transfer, grant },
-            Queued::Answer { transfer, landed } => Record::Answer { transfer, landed },
+            Queued::Answer { transfer, resolution } => Record::Answer { transfer, resolution },
             Queued::Revoke { grant } => Record::Revoke { grant },
             Queued::Revoked { grant } => Record::Revoked { grant },
             Queued::ReadDone { grant, bytes, reason } => Record::ReadDone { grant, bytes, reason },

@@ -104,6 +104,30 @@ fn b1_a_peer_that_asks_and_takes_no_answers_ends_its_connection() {
     }
 }
 
+#[test]
+fn k2_what_a_peer_has_said_takes_no_memory_once_its_connection_has_ended() {
+    let (reason, slot) = (SenderReason::Cancelled, None);
+    let mut p = alone();
+    p.grant();
+    let mut stranger = Stranger::default();
+    for round in 0..500u64 {
+        // Every second number, so that no two touch: as a sender, and as a receiver.
+        let revoked = (0..30).map(|n| Record::Revoke { grant: (round * 30 + n) * 2 });
+        let aborted = (0..30).map(|n| {
+            let transfer = (round * 30 + n) * 2 + 1;
+            Record::Abort { transfer, attempt: 0, grant: 0, reason, slot }
+        });
+        let said: Vec<Record<'_>> = if round % 2 == 0 { revoked.collect() } else { aborted.collect() };
+        stranger.returned = stranger.heard;
+        stranger.say(&mut p, &said).expect("sound");
+        stranger.listen(&mut p);
+    }
+    let [_, mut ledger] = p.ledgers();
+    assert!(ledger.ranges() > 10_000, "{}", ledger.ranges());
+    ledger.end_connection();
+    assert_eq!(ledger.ranges(), 0);
+}
+
 /// An honest one may take as many grants back as it likes.
 #[test]
 fn k7_any_number_of_grants_is_taken_back_at_once() {
