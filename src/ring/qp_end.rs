@@ -3,9 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::cq_core::Fx;
+use super::cq_core::{CqCore, Fx};
 use super::qp_core::{Object, QpCore, settle};
-use crate::background;
 use crate::error::OpError;
 use crate::provider;
 use crate::provider::events::{Affected, Harm};
@@ -35,17 +34,27 @@ impl QpCore {
         self.watch_closing();
         self.try_finish();
         settle(&mut fx);
-        self.send.cq.nudge();
     }
 
-    /// Has it destroyed after the patience, if it has not ended by then.
+    /// Has it destroyed after the patience, if it has not ended by then. Both of its queues watch: the runtime of one may
+    /// be gone.
     pub(crate) fn watch_closing(self: &Arc<Self>) {
-        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
+        let until = Instant::now() + CLOSE_PATIENCE;
+        for cq in self.queues() {
+            cq.watch_closing(until, self.clone());
+        }
         if self.finished.load(Ordering::Acquire) {
             // Whoever drives the queues, or closes it, may have finished it just before: then nobody would ever take it from
-            // that list, in which it holds the queue that it is held by.
-            self.send.cq.forget_closing(self);
+            // those lists, in which it holds the queues that it is held by.
+            self.queues().for_each(|cq| cq.forget_closing(self));
         }
+        self.queues().for_each(|cq| cq.nudge());
+    }
+
+    /// Its completion queues, each once.
+    fn queues(&self) -> impl Iterator<Item = &Arc<CqCore>> {
+        let (send, recv) = (&self.send.cq, &self.recv.cq);
+        std::iter::once(send).chain((!Arc::ptr_eq(send, recv)).then_some(recv))
     }
 
     /// The device says that the queue pair has failed. What has completed by now comes first, since it may say why (R6).
@@ -61,7 +70,6 @@ impl QpCore {
         self.set_error();
         self.end_queued();
         self.watch_closing();
-        self.send.cq.nudge();
     }
 
     /// The connection manager's connection has ended: to the error state, so that what is outstanding ends too, with what
@@ -77,8 +85,6 @@ impl QpCore {
         self.set_error();
         self.end_queued();
         self.watch_closing();
-        self.send.cq.nudge();
-        self.recv.cq.nudge();
     }
 
     /// To the error state, without closing: what is queued or comes later ends with the reason that the rings know.
@@ -173,6 +179,7 @@ impl QpCore {
         if self.tie.shared {
             // Messages that came before are not lost.
             self.recv.cq.absorb_now();
+            self.recv.cq.settle_absorbed();
         }
         for side in [&self.send, &self.recv] {
             let mut ring = side.cq.ring.lock();
@@ -193,8 +200,8 @@ impl QpCore {
         fx.fire();
     }
 
-    /// The one place where a queue pair is destroyed. `then` follows when it is: at once, or on the background thread
-    /// where the destruction blocks (R9).
+    /// The one place where a queue pair is destroyed. `then` follows when it is: at once, or on a thread of the
+    /// device where the destruction blocks (R9).
     ///
     /// Posts find no queue pair from then on. One that comes just before is of an operation that is in its slot, and ends
     /// with the others.
@@ -211,12 +218,15 @@ impl QpCore {
                 srq.detach();
             }
         };
-        let blocks = match self.object.read().unwrap_or_else(|e| e.into_inner()).as_ref() {
-            Some(Object::Pair(qp)) => qp.destroy_blocks(),
-            Some(Object::Shared(srq)) => srq.destroy_blocks(),
-            None => false,
+        let lane = match self.object.read().unwrap_or_else(|e| e.into_inner()).as_ref() {
+            Some(Object::Pair(qp)) => qp.lane(),
+            Some(Object::Shared(srq)) => srq.lane(),
+            None => None,
         };
-        if blocks { background::run(finish) } else { finish() }
+        match lane {
+            Some(lane) => lane.run(finish),
+            None => finish(),
+        }
     }
 
     fn release(&self, linger: bool) {

@@ -70,6 +70,10 @@ impl SoftPd {
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(MemoryError::OutOfRange { offset, len, size });
         }
+        if self.device.fails_mr() {
+            let source = io::Error::from_raw_os_error(libc::ENOMEM);
+            return Err(MemoryError::Os { what: "registering memory", len, source });
+        }
         // What it is staged through over TCP is made now: it takes its time, and is there as long as this is registered.
         let tcp = self.device.transport != SoftTransport::Shm;
         let slots = mapping.device_memory().filter(|_| tcp).map(|memory| SlotPool::of(memory.gpu()));
