@@ -1,4 +1,4 @@
-//! A thread for what blocks and nobody waits for: destroying and deregistering (R9).
+//! A thread for what blocks and nobody waits for: destroying and deregistering, and compiling for a GPU (R9).
 //!
 //! A driver may wait in the kernel until a device has let go, and the last user of an object may be dropped on a
 //! runtime's worker, or after its runtime has gone. The thread starts with the first job and ends with the last, so that
