@@ -103,6 +103,8 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
     // A server that knows of one rail has answered to the one that it saw.
     let alone = reply.others.is_none().then(|| hello.place());
     let later = ours.knows_later() && theirs.knows_later();
+    let keyless = ours.knows_keyless() && theirs.knows_keyless();
+    let comes = |rail: &HelloRail| later && rail.later > 0 && (keyless || !rail.keyless);
     let (mut rails, mut refused) = (Vec::new(), None);
     for (number, server) in answered.iter().enumerate() {
         let client = alone.unwrap_or(usize::from(server.with));
@@ -115,7 +117,7 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
             Role::Client => (peer, server),
             Role::Server => (server, peer),
         };
-        match agree_rail(ours, theirs, later) {
+        match agree_rail(ours, theirs, comes) {
             Ok(rail) => rails.push(AgreedRail { number, client, ..rail }),
             Err(reject) => _ = refused.get_or_insert(reject),
         }
@@ -131,14 +133,18 @@ pub(crate) fn agree(ours: &Hello, theirs: &Hello, role: Role) -> Result<Agreed, 
     }
 }
 
-/// What two devices make together. Where they stand is for the caller to say. With `later`, one that is not there yet may come.
-fn agree_rail(ours: &HelloRail, theirs: &HelloRail, later: bool) -> Result<AgreedRail, Reject> {
+/// What two devices make together. Where they stand is for the caller to say, and whether one that is not there yet `comes`.
+fn agree_rail(
+    ours: &HelloRail,
+    theirs: &HelloRail,
+    comes: impl Fn(&HelloRail) -> bool,
+) -> Result<AgreedRail, Reject> {
     if !meet(&ours.transport, &theirs.transport) {
         let (ours, theirs) = (ours.transport.clone(), theirs.transport.clone());
         return Err(Reject::Transport { ours, theirs });
     }
     for rail in [ours, theirs] {
-        if rail.qps.is_empty() && !(later && rail.later > 0) {
+        if rail.qps.is_empty() && !comes(rail) {
             return Err(Reject::Unsupported { what: format!("{} could not be set up", rail.device) });
         }
     }
@@ -345,6 +351,15 @@ mod tests {
         older.others.as_mut().unwrap().later = false;
         let rails = agree(&client, &older).unwrap().rails;
         assert_eq!(rails.iter().map(|r| (r.number, r.absent)).collect::<Vec<_>>(), [(0, false)]);
+        // One whose regions come with it: for peers that know of such.
+        let mut keyless = later("s1", 1, 2);
+        (keyless.keyless, keyless.regions) = (true, vec![]);
+        let server = with(vec![there("s0", 0), keyless], 0);
+        let rails = |server: &Hello| agree(&client, server).unwrap().rails.len();
+        assert_eq!(rails(&server), 2);
+        let mut older = server;
+        older.others.as_mut().unwrap().keyless = false;
+        assert_eq!(rails(&older), 1);
         // Each side has one, and no rail has both.
         let client = with(vec![there("c0", 0), later("c1", 0, 2)], 0);
         let server = with(vec![later("s0", 0, 2), there("s1", 1)], 1);

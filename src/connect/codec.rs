@@ -5,7 +5,7 @@
 //! rail are in `codec_rail`.
 
 use super::codec_rail::{
-    RailFields, place_of, put_device, put_limits, put_others, put_path, put_qps, put_regions, rail,
+    RailFields, others, put_device, put_limits, put_others, put_path, put_qps, put_regions, rail,
     tag as rail_tag,
 };
 use super::hello::{Hello, HelloError, HelloLayout, HelloShape, MAX_DTYPE, MAX_NAME, printable};
@@ -98,7 +98,7 @@ impl Hello {
                 tag::SHAPE => once(&mut shape, "shape", shape_of(&mut f)?)?,
                 tag::DEAD => dead.push(f.u64()?),
                 tag::AUTH => once(&mut auth, "authentication", f.take(f.remaining())?.to_vec())?,
-                rail_tag::PLACE => once(&mut place, "place among the rails", place_of(&mut f)?)?,
+                rail_tag::PLACE => once(&mut place, "place among the rails", others(&mut f)?)?,
                 // One too many is refused below: nobody is made to hold more.
                 rail_tag::RAIL if rails.len() < MAX_RAILS => rails.push(rail(&mut f)?),
                 _ => {}
@@ -125,7 +125,7 @@ impl Hello {
             notify: own.notify,
             layout,
             regions: own.regions,
-            others: place.map(|(place, with, later)| Others { place, with, later, rails }),
+            others: place.map(|others| Others { rails, ..others }),
             writable: access & 1 == 1,
             readable: access & 2 == 2,
             dead,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::codec::{once, text};
 use super::hello::{Credits, HelloCaps, HelloError, HelloRegion, MAX_NAME, MAX_TRANSPORT, NotifyModes};
-use super::rail::{HelloRail, LateRail, MAX_RAILS, Others, check_qps};
+use super::rail::{HelloRail, LateRail, MAX_RAILS, Others, check_qps, check_regions};
 use crate::provider::QpAddress;
 use crate::wire::{Malformed, Reader, Writer};
 
@@ -28,6 +28,8 @@ pub(super) mod tag {
     pub(in crate::connect) const MANAGER: u16 = 17;
     /// Within a rail: how many queue pairs it will have.
     pub(in crate::connect) const LATER: u16 = 18;
+    /// The same, of a rail whose regions come with it: peers that do not know of those take it for one that never comes.
+    pub(in crate::connect) const LATER_KEYLESS: u16 = 19;
     /// In `Ready`: queue pairs of a rail.
     pub(in crate::connect) const LATE: u16 = 1;
 }
@@ -98,7 +100,7 @@ pub(super) fn put_regions(w: &mut Writer<'_>, regions: &[HelloRegion]) {
 
 pub(super) fn put_others(w: &mut Writer<'_>, others: &Others, max_control: u32) {
     w.field(tag::PLACE, |w| {
-        w.u8(others.place).u8(others.with).u8(others.later.into());
+        w.u8(others.place).u8(others.with).u8(others.later.into()).u8(others.keyless.into());
     });
     for rail in &others.rails {
         w.field(tag::RAIL, |w| {
@@ -109,7 +111,7 @@ pub(super) fn put_others(w: &mut Writer<'_>, others: &Others, max_control: u32) 
                 w.u8(rail.with);
             });
             if rail.later > 0 {
-                w.field(tag::LATER, |w| {
+                w.field(if rail.keyless { tag::LATER_KEYLESS } else { tag::LATER }, |w| {
                     w.u8(rail.later);
                 });
             }
@@ -132,6 +134,7 @@ pub(super) struct RailFields {
     credits: Option<(u32, u32, u32)>,
     with: Option<u8>,
     later: Option<u8>,
+    later_keyless: Option<u8>,
     manager: Option<SocketAddr>,
     qps: Vec<QpAddress>,
     regions: Vec<HelloRegion>,
@@ -147,7 +150,7 @@ impl RailFields {
             tag::CAPS => once(&mut self.caps, "capabilities", (f.u32()?, f.u64()?))?,
             tag::CREDITS => once(&mut self.credits, "credits", (f.u32()?, f.u32()?, f.u32()?))?,
             tag::QP => self.qps.push(qp(f)?),
-            tag::REGION => self.regions.push(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? }),
+            tag::REGION => self.regions.push(region(f)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -159,12 +162,14 @@ impl RailFields {
         let (flags, max_msg) = self.caps.ok_or(HelloError::Missing("capabilities"))?;
         let (data, control, max_control) = self.credits.ok_or(HelloError::Missing("credits"))?;
         let on = |bit| flags & bit != 0;
+        // Whoever has queue pairs needs no others.
+        let later = self.later.or(self.later_keyless).filter(|_| self.qps.is_empty()).unwrap_or_default();
         let rail = HelloRail {
             device: self.device.unwrap_or_default(),
             transport: self.transport.ok_or(HelloError::Missing("transport"))?,
             with: self.with.unwrap_or_default(),
-            // Whoever has them needs no others.
-            later: if self.qps.is_empty() { self.later.unwrap_or_default() } else { 0 },
+            later,
+            keyless: later > 0 && self.later.is_none(),
             qps: self.qps,
             manager: self.manager,
             mtu,
@@ -178,11 +183,12 @@ impl RailFields {
     }
 }
 
-/// Where the rail with fields of its own stands, what it is joined to, and whether the sender knows of rails that come later.
-pub(super) fn place_of(f: &mut Reader<'_>) -> Result<(u8, u8, bool), Malformed> {
+/// Where the rail with fields of its own stands, what it is joined to, and what the sender knows of rails that come later.
+pub(super) fn others(f: &mut Reader<'_>) -> Result<Others, Malformed> {
     let (place, with) = (f.u8()?, f.u8()?);
     let later = f.remaining() > 0 && f.u8()? == 1;
-    Ok((place, with, later))
+    let keyless = f.remaining() > 0 && f.u8()? == 1;
+    Ok(Others { place, with, later, keyless, rails: Vec::new() })
 }
 
 /// One of the other rails.
@@ -195,11 +201,18 @@ pub(super) fn rail(f: &mut Reader<'_>) -> Result<HelloRail, HelloError> {
         match tag {
             tag::WITH => once(&mut fields.with, "joined rail", f.u8()?)?,
             tag::LATER => once(&mut fields.later, "number of later queue pairs", f.u8()?)?,
+            tag::LATER_KEYLESS => {
+                once(&mut fields.later_keyless, "number of later queue pairs", f.u8()?)?;
+            }
             tag::MANAGER => once(&mut fields.manager, "manager's address", socket(&mut f)?)?,
             _ => {}
         }
     }
     Ok(fields.finish()?.0)
+}
+
+fn region(f: &mut Reader<'_>) -> Result<HelloRegion, Malformed> {
+    Ok(HelloRegion { addr: f.u64()?, len: f.u64()?, rkey: f.u32()? })
 }
 
 pub(in crate::connect) fn qp(f: &mut Reader<'_>) -> Result<QpAddress, Malformed> {
@@ -228,21 +241,27 @@ pub(crate) fn socket(f: &mut Reader<'_>) -> Result<SocketAddr, Malformed> {
     Ok(SocketAddr::new(ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4), f.u16()?))
 }
 
-/// The addresses of queue pairs, as fields. Nothing else.
-pub(crate) fn put_addresses(out: &mut Vec<u8>, qps: &[QpAddress]) {
+/// What the drivers say to each other of a rail that comes, or comes back: its queue pairs, and its regions where they have to be said.
+pub(crate) fn put_half(out: &mut Vec<u8>, qps: &[QpAddress], regions: &[HelloRegion]) {
     put_qps(&mut Writer(out), qps);
+    put_regions(&mut Writer(out), regions);
 }
 
-/// What [`put_addresses`] has put, at most 64.
-pub(crate) fn addresses(r: &mut Reader<'_>) -> Result<Vec<QpAddress>, HelloError> {
-    let mut qps = Vec::new();
+/// What [`put_half`] has put: at most 64 queue pairs.
+pub(crate) fn half(r: &mut Reader<'_>) -> Result<(Vec<QpAddress>, Vec<HelloRegion>), HelloError> {
+    let (mut qps, mut regions) = (Vec::new(), Vec::new());
     while let Some((tag, mut f)) = r.field()? {
-        if tag == tag::QP {
-            qps.push(qp(&mut f)?);
-            check_qps(&qps)?;
+        match tag {
+            tag::QP => {
+                qps.push(qp(&mut f)?);
+                check_qps(&qps)?;
+            }
+            tag::REGION => regions.push(region(&mut f)?),
+            _ => {}
         }
     }
-    Ok(qps)
+    check_regions(&regions)?;
+    Ok((qps, regions))
 }
 
 /// The body of `Ready`.
@@ -266,7 +285,7 @@ pub(super) fn late(body: &[u8]) -> Result<Vec<LateRail>, HelloError> {
         if late.len() == MAX_RAILS || late.iter().any(|l| l.rail == rail) {
             return Err(HelloError::Twice("rail"));
         }
-        late.push(LateRail { rail, qps: addresses(&mut f)? });
+        late.push(LateRail { rail, qps: half(&mut f)?.0 });
     }
     Ok(late)
 }
@@ -296,8 +315,9 @@ mod tests {
             ..own.clone()
         };
         let later = HelloRail { later: 3, qps: vec![], ..own.clone() };
+        let keyless = HelloRail { keyless: true, regions: vec![], ..later.clone() };
         let fourth = HelloRail { manager: Some("10.0.0.1:7".parse().unwrap()), ..managed.clone() };
-        hello.set_rails(vec![failed, own, managed, fourth, later], 1);
+        hello.set_rails(vec![failed, own, managed, fourth, later, keyless], 1);
         hello
     }
 
@@ -307,8 +327,9 @@ mod tests {
         let read = Hello::decode(hello.epoch, &encoded(&hello)).unwrap();
         assert_eq!(read, hello);
         let devices: Vec<_> = read.rail_list().into_iter().map(|r| r.device).collect();
-        assert_eq!(devices, ["mlx5_9", "soft-default", "siw0", "siw0", "soft-default"]);
-        assert!(read.knows_later() && read.rail_list().iter().map(|r| r.later).eq([0, 0, 0, 0, 3]));
+        assert_eq!(devices, ["mlx5_9", "soft-default", "siw0", "siw0", "soft-default", "soft-default"]);
+        assert!(read.knows_later() && read.rail_list().iter().map(|r| r.later).eq([0, 0, 0, 0, 3, 3]));
+        assert!(read.knows_keyless() && read.rail_list().iter().rposition(|r| r.keyless) == Some(5));
         assert_eq!(read.place(), 1);
     }
 
@@ -339,7 +360,7 @@ mod tests {
             change(hello.others.as_mut().unwrap());
             Hello::decode(0, &encoded(&hello)).unwrap_err().to_string()
         };
-        assert!(refused(|o| o.place = 5).contains("place"));
+        assert!(refused(|o| o.place = 6).contains("place"));
         assert!(refused(|o| o.rails = vec![o.rails[1].clone(); 16]).contains("16 rails"));
         assert!(refused(|o| o.rails[0].device = "n".repeat(65)).contains("device"));
         assert!(refused(|o| o.rails[0].transport = "a\nb".into()).contains("transport"));

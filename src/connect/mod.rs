@@ -61,7 +61,7 @@ pub(crate) use self::{
     admission::{Binding, TO_ITSELF},
     agree::{Agreed, AgreedRail, Role, agree, meet, path_mtu},
     cm_stream::{CmListener, Knock, dial_cm},
-    codec_rail::{addresses, put_addresses, put_socket, socket},
+    codec_rail::{half, put_half, put_socket, socket},
     deadline::Deadline,
     framed::Framed,
     handshake::{Expect, Incoming, Offer, authenticate, client, part, see_off},

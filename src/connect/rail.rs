@@ -5,7 +5,8 @@
 //! devices, by the rule in `pairing`, and each names the client's device that it is joined to.
 //!
 //! A device that could not be set up is in the list without queue pairs, so that the peer can say which rail is missing. With
-//! the number that it means to have it asks for its place to be kept: the rail may come while the channel lives.
+//! the number that it means to have it asks for its place to be kept: the rail may come while the channel lives. Where the memory could
+//! not be registered with the device either, its regions come with it.
 
 use std::net::SocketAddr;
 
@@ -32,6 +33,8 @@ pub(crate) struct HelloRail {
     pub(crate) qps: Vec<QpAddress>,
     /// Where there are none: so many it will have once its device can be had. 0 when it never will.
     pub(crate) later: u8,
+    /// Of one that comes later: its regions are not known yet, and come with it.
+    pub(crate) keyless: bool,
     /// Of a reply over a connection manager: where the queue pairs' requests are awaited.
     pub(crate) manager: Option<SocketAddr>,
     pub(crate) mtu: u32,
@@ -51,6 +54,8 @@ pub(crate) struct Others {
     pub(crate) with: u8,
     /// The sender knows of rails that come later.
     pub(crate) later: bool,
+    /// And of such whose regions come with them.
+    pub(crate) keyless: bool,
     /// In order, without it.
     pub(crate) rails: Vec<HelloRail>,
 }
@@ -130,6 +135,7 @@ impl Hello {
             with: self.others.as_ref().map_or(0, |o| o.with),
             qps: self.qps.clone(),
             later: 0,
+            keyless: false,
             manager: None,
             mtu: self.mtu,
             rd_atomic: self.rd_atomic,
@@ -155,12 +161,18 @@ impl Hello {
             self.cm_port = at.port();
         }
         // At most MAX_RAILS.
-        self.others = Some(Others { place: place as u8, with: own.with, later: true, rails: list });
+        let (place, with) = (place as u8, own.with);
+        self.others = Some(Others { place, with, later: true, keyless: true, rails: list });
     }
 
     /// Whether its sender knows of rails that come later.
     pub(crate) fn knows_later(&self) -> bool {
         self.others.as_ref().is_some_and(|o| o.later)
+    }
+
+    /// And of such whose regions come with them.
+    pub(crate) fn knows_keyless(&self) -> bool {
+        self.others.as_ref().is_some_and(|o| o.keyless)
     }
 
     /// Where in its list the rail stands that a peer without rails sees.

@@ -342,6 +342,10 @@ impl Driver {
                 self.check("cuFlushGPUDirectRDMAWrites", status)
             }
             #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuFlushGPUDirectRDMAWrites") => {
+                Err(self.failed("cuFlushGPUDirectRDMAWrites", NOT_SUPPORTED))
+            }
+            #[cfg(test)]
             Self::Fake(fake) => {
                 fake.flush_direct_writes();
                 Ok(())

@@ -116,6 +116,16 @@ impl ProtectionDomain {
         }
     }
 
+    /// Registers the memory of `region`, which is of another domain, in this one, too.
+    pub(crate) async fn register_again(
+        &self,
+        region: &Region<Exposed>,
+        access: AccessFlags,
+    ) -> Result<Vec<Region<Exposed>>, MemoryError> {
+        let (region, limit) = (region.clone(), self.inner.device.capabilities().max_mr_size);
+        self.blocking(move |pd| region.register_again(pd, limit, access)).await
+    }
+
     async fn register<K: Kind>(&self, memory: Memory, access: AccessFlags) -> Result<Region<K>, MemoryError> {
         let (asked, limit) = (memory.len(), self.inner.device.capabilities().max_mr_size);
         if asked > limit {

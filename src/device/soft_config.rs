@@ -21,9 +21,10 @@ pub struct SoftConfig {
     pub(crate) transport: SoftTransport,
     faults: Faults,
     rails: BTreeMap<u32, Faults>,
-    /// The number of the completion queue, from 1, that cannot be created; of the queue pair.
+    /// The number of the completion queue, from 1, that cannot be created; of the queue pair; of the registration.
     pub(crate) fail_cq: Option<u64>,
     pub(crate) fail_qp: Option<u64>,
+    pub(crate) fail_mr: Option<u64>,
 }
 
 impl Default for SoftConfig {
@@ -37,6 +38,7 @@ impl Default for SoftConfig {
             rails: BTreeMap::new(),
             fail_cq: None,
             fail_qp: None,
+            fail_mr: None,
         }
     }
 }
@@ -99,14 +101,21 @@ impl SoftConfig {
         self
     }
 
+    /// The `n`-th registration of memory with the device, from 1, fails. A pool is registered first, in as many pieces as the
+    /// device's `max_mr_size` asks for.
+    pub fn fail_mr(mut self, n: u64) -> Self {
+        self.fail_mr = Some(n);
+        self
+    }
+
     /// The faults of the queue pair with this place.
     pub(crate) fn faults_of(&self, rail: u32) -> Faults {
         self.rails.get(&rail).map_or(self.faults, |own| own.over(self.faults))
     }
 
     pub(crate) fn has_faults(&self) -> bool {
-        let created = self.fail_cq.is_none() && self.fail_qp.is_none();
-        !created || !self.faults.is_none() || self.rails.values().any(|f| !f.is_none())
+        let fails = self.fail_cq.or(self.fail_qp).or(self.fail_mr);
+        fails.is_some() || !self.faults.is_none() || self.rails.values().any(|f| !f.is_none())
     }
 
     /// From `LANDFALL_SOFT`, for instance `profile=srd,seed=7`. The default configuration when it is not set.
@@ -122,7 +131,7 @@ impl SoftConfig {
     }
 
     /// From text in the format of `LANDFALL_SOFT`: `key=value` pairs separated by commas. The keys are `profile`,
-    /// `seed`, `address`, `transport` (`auto`, `tcp` or `shm`), `fail_cq`, `fail_qp`, and those of [`Faults`] by the names of its methods, for instance
+    /// `seed`, `address`, `transport` (`auto`, `tcp` or `shm`), `fail_cq`, `fail_qp`, `fail_mr`, and those of [`Faults`] by the names of its methods, for instance
     /// `delay=5ms`, `drop_after=100000`; with `rail1.` before it, a fault is of one queue pair
     /// ([`rail_faults`](Self::rail_faults)). Times have a unit (`ns`, `us`, `ms`, `s`). The last of two equal keys counts; what is
     /// not named has its default.
@@ -155,10 +164,15 @@ impl SoftConfig {
                         .parse()
                         .map_err(|_| config(pair, &format!("transport= with {}", SoftTransport::ACCEPTED)))?;
                 }
-                "fail_cq" | "fail_qp" => {
+                "fail_cq" | "fail_qp" | "fail_mr" => {
                     let n = value.parse().ok().filter(|&n: &u64| n > 0);
                     let n = n.ok_or_else(|| config(pair, &format!("{key}=N, the number of one, from 1")))?;
-                    *(if key == "fail_cq" { &mut this.fail_cq } else { &mut this.fail_qp }) = Some(n);
+                    let field = match key {
+                        "fail_cq" => &mut this.fail_cq,
+                        "fail_qp" => &mut this.fail_qp,
+                        _ => &mut this.fail_mr,
+                    };
+                    *field = Some(n);
                 }
                 _ => this.set_fault(pair, key, value)?,
             }
@@ -195,7 +209,7 @@ impl fmt::Display for SoftConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { profile, seed, address, transport, .. } = self;
         write!(f, "profile={profile},seed={seed},address={address},transport={transport}")?;
-        for (key, n) in [("fail_cq", self.fail_cq), ("fail_qp", self.fail_qp)] {
+        for (key, n) in [("fail_cq", self.fail_cq), ("fail_qp", self.fail_qp), ("fail_mr", self.fail_mr)] {
             if let Some(n) = n {
                 write!(f, ",{key}={n}")?;
             }
@@ -219,7 +233,7 @@ impl FromStr for SoftConfig {
 
 fn keys() -> String {
     format!(
-        "profile, seed, address, transport, fail_cq, fail_qp, {}; each of the faults also with {RAIL}N. before it",
+        "profile, seed, address, transport, fail_cq, fail_qp, fail_mr, {}; each of the faults also with {RAIL}N. before it",
         Faults::KEYS
     )
 }
@@ -245,7 +259,7 @@ mod tests {
             ("profile=fast", "erdma-compat"),
             ("seed=-1", "seed=N"),
             ("seed=18446744073709551616", "seed=N"),
-            ("delays=5ms", "profile, seed, address, transport, fail_cq, fail_qp, delay"),
+            ("delays=5ms", "profile, seed, address, transport, fail_cq, fail_qp, fail_mr, delay"),
             ("transport=pipe", "transport= with auto, tcp or shm"),
             ("rail1.delay=5", "rail1.delay= with a time"),
             ("railway.delay=5ms", "railN."),
@@ -253,6 +267,7 @@ mod tests {
             ("rate=10", "1024"),
             ("fail_post=0", "from 1"),
             ("fail_cq=0", "from 1"),
+            ("fail_mr=0", "from 1"),
             ("rail1.fail_qp=2", "railN."),
             ("drop_after=1KiB", "a number of bytes"),
             ("profile", "key=value"),
@@ -282,6 +297,7 @@ mod tests {
             .transport(SoftTransport::Tcp)
             .fail_cq(3)
             .fail_qp(u64::MAX)
+            .fail_mr(2)
             .faults(every)
             .rail_faults(1, one)
             .rail_faults(12, every);

@@ -23,7 +23,7 @@ pub(super) async fn dial_managed(
     deadline: Deadline,
 ) -> Result<(Inband, Managed), ConnectError> {
     let devices = shared.pool.devices();
-    let usable: Vec<usize> = (0..devices.len()).filter(|&n| devices[n].registered.is_ok()).collect();
+    let usable: Vec<usize> = (0..devices.len()).filter(|&n| devices[n].registered().is_some()).collect();
     let mut first = None;
     for (tried, &device) in usable.iter().enumerate() {
         let pd = &devices[device].pd;

@@ -93,16 +93,13 @@ impl KvEndpoint {
             let device = rail.pd.device();
             check_kind(&config, device)?;
             config.gpu_paths.check(&pool, device)?;
-            match &rail.registered {
+            match rail.refusal() {
                 // Checked here, so that the mistake is found before anybody connects.
-                Ok(_) => _ = config.clone().fit(device.capabilities())?,
-                Err(reason) if config.strict_rails => {
-                    return Err(DeviceError::Rail {
-                        device: device.name().to_owned(),
-                        reason: reason.clone(),
-                    });
+                None => _ = config.clone().fit(device.capabilities())?,
+                Some(reason) if config.strict_rails => {
+                    return Err(DeviceError::Rail { device: device.name().to_owned(), reason });
                 }
-                Err(_) => {}
+                Some(_) => {}
             }
         }
         let os = |source| DeviceError::Os { what: "reading random bytes", source };
@@ -225,11 +222,12 @@ fn inside_a_runtime() -> Result<(), ConnectError> {
 impl Shared {
     /// How this endpoint connects.
     fn choose(&self) -> Result<Chosen, ConnectError> {
-        let usable = || self.pool.devices().iter().filter(|d| d.registered.is_ok()).map(|d| d.pd.device());
+        let registered = self.pool.devices().iter().filter(|device| device.registered().is_some());
+        let mut usable = registered.map(|device| device.pd.device());
         // Where one of them needs a connection manager, all use it: every device can. Where they must not, those that need it are
         // left out.
         let by_hand = self.config.bootstrap == Bootstrap::Oob;
-        let device = usable().find(|device| device.check_oob().is_ok() == by_hand);
+        let device = usable.find(|device| device.check_oob().is_ok() == by_hand);
         let device = device.unwrap_or(&self.device);
         let chosen = self.config.bootstrap.choose(device).map_err(ConnectError::resources)?;
         #[cfg(feature = "tls")]

@@ -78,7 +78,8 @@ impl Outline {
     /// The rail, left out.
     fn absent(self, warning: RailWarning) -> Joined {
         let Self { agreed, device, peer, config } = self;
-        Joined { agreed, half: Err(Absent { config, warning }), device, peer, late: false }
+        let half = Err(Absent { config, warning, keyless: false });
+        Joined { agreed, half, device, peer, late: false }
     }
 }
 
@@ -120,7 +121,8 @@ pub(super) async fn join_reply(
                 Half::Built(_) | Half::None => peer_failed(&own[device], &server),
             };
             let config = rail::fitted(shared, own[device].pd.device(), shared.config.qps)?;
-            let half = Err(Absent { config, warning });
+            let keyless = built.halves[device].is_keyless();
+            let half = Err(Absent { config, warning, keyless });
             rails.push(Joined { agreed, half, device, peer: server, late: false });
             continue;
         }

@@ -73,6 +73,7 @@ mod path_check;
 mod path_rails;
 mod peers;
 mod pool;
+mod pool_device;
 pub(crate) mod proto;
 mod queues;
 mod rail;

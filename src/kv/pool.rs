@@ -14,7 +14,7 @@ use super::blocks::Blocks;
 use super::free_runs::{FreeRuns, push_run};
 use super::layout::Layout;
 use super::lock;
-use super::proto::{Part, Seams};
+use super::pool_device::{PoolDevice, Registered};
 use crate::connect::MAX_RAILS;
 use crate::device::ProtectionDomain;
 use crate::error::MemoryError;
@@ -103,28 +103,6 @@ pub enum PoolError {
     },
 }
 
-/// A device that the pool was to be registered on.
-pub(crate) struct PoolDevice {
-    pub(crate) pd: ProtectionDomain,
-    /// How it came out: or why the device cannot be used.
-    pub(crate) registered: Result<Registered, String>,
-}
-
-/// The whole pool as one device has it.
-pub(crate) struct Registered {
-    /// In order of address. More than one where the device's `max_mr_size` asks for it.
-    pub(crate) regions: Vec<Region<Exposed>>,
-    pub(crate) seams: Seams,
-}
-
-impl Registered {
-    fn new(regions: Vec<Region<Exposed>>) -> Self {
-        let parts = regions.iter().map(|r| Part { addr: r.addr(), len: r.len(), key: r.lkey() }).collect();
-        let seams = Seams::new(parts).expect("a mapping has bytes and does not wrap around");
-        Self { regions, seams }
-    }
-}
-
 /// A registered pool of blocks. Cloning gives another handle to the same pool.
 #[derive(Clone)]
 pub struct KvPool {
@@ -137,6 +115,8 @@ struct Inner {
     first: usize,
     layout: Layout,
     access: PoolAccess,
+    /// What it is registered for.
+    flags: AccessFlags,
     /// As many permits as there are free blocks. A permit is held (forgotten) by each claimed block.
     permits: Semaphore,
     free: Mutex<FreeRuns>,
@@ -188,7 +168,8 @@ impl KvPool {
     /// same domain, or the same device, may be named more than once.
     ///
     /// A device that does not register it is left out, and named in [`PathReport::warnings`](super::PathReport::warnings) of every
-    /// channel; [`KvConfig::strict_rails`](super::KvConfig::strict_rails) makes an error of that.
+    /// channel, each of which asks it again from time to time: [rails](crate::guide::rails).
+    /// [`KvConfig::strict_rails`](super::KvConfig::strict_rails) makes an error of that.
     ///
     /// # Errors
     /// [`MemoryError::Unsupported`] for none or more than 16; when no device registers it, the error of the first; else as
@@ -213,19 +194,14 @@ impl KvPool {
                 fix: "name 1 to 16 protection domains",
             });
         }
-        let remote = access.flags();
+        let flags = memory.access(access.flags());
         let (mut devices, mut failed) = (Vec::with_capacity(pds.len()), None);
-        for (&pd, registered) in pds.iter().zip(ProtectionDomain::register_on_all(pds, memory, remote).await?)
+        for (&pd, registered) in pds.iter().zip(ProtectionDomain::register_on_all(pds, memory, flags).await?)
         {
-            let registered = registered.map(Registered::new).map_err(|error| {
-                let why = format!("the pool cannot be registered: {}", words(&error));
-                tracing::warn!(device = pd.device().name(), why, "a pool is without one of its devices");
-                failed.get_or_insert(error);
-                why
-            });
-            devices.push(PoolDevice { pd: pd.clone(), registered });
+            devices.push(PoolDevice::new(pd.clone(), registered.as_ref().map(Vec::clone)));
+            failed = failed.or(registered.err());
         }
-        let Some(first) = devices.iter().position(|d| d.registered.is_ok()) else {
+        let Some(first) = devices.iter().position(|d| d.registered().is_some()) else {
             return Err(failed.unwrap_or(MemoryError::RuntimeGone));
         };
         let blocks = layout.blocks();
@@ -235,6 +211,7 @@ impl KvPool {
                 first,
                 layout,
                 access,
+                flags,
                 permits: Semaphore::new(blocks as usize),
                 free: Mutex::new(FreeRuns::all(blocks)),
             }),
@@ -249,6 +226,12 @@ impl KvPool {
     /// The devices that it was to be registered on, in the order in which they were named.
     pub(crate) fn devices(&self) -> &[PoolDevice] {
         &self.inner.devices
+    }
+
+    /// Registers it on a device that has refused before, unless somebody has been there by now.
+    pub(crate) async fn register(&self, device: usize) -> Result<&Registered, String> {
+        // There is one: the pool is registered on a device at least.
+        self.inner.devices[device].register(&self.regions()[0], self.inner.flags).await
     }
 
     /// The place of the first that it is registered on.
@@ -267,11 +250,8 @@ impl KvPool {
 
     /// Of the first device: every one has the same memory.
     pub(crate) fn regions(&self) -> &[Region<Exposed>] {
-        match &self.inner.devices[self.inner.first].registered {
-            Ok(registered) => &registered.regions,
-            // `first` is one that has.
-            Err(_) => &[],
-        }
+        // `first` is one that has.
+        self.inner.devices[self.inner.first].registered().map_or(&[], |registered| &registered.regions)
     }
 
     /// Whether it is in memory of a GPU.

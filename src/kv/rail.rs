@@ -8,7 +8,8 @@ use super::config::{CONTROL_BYTES, KvConfig};
 use super::endpoint::Shared;
 use super::exposure::Nothing;
 use super::path_rails::RailWarning;
-use super::pool::{KvPool, PoolAccess, PoolDevice, Registered, words};
+use super::pool::{KvPool, PoolAccess, words};
+use super::pool_device::{PoolDevice, Registered};
 use super::queues::{Queue, QueueSizes};
 use crate::connect::{
     AgreedRail, ConnectError, Credits, HelloCaps, HelloRail, HelloRegion, Lines, MAX_NAME, NotifyModes,
@@ -61,6 +62,8 @@ pub(super) struct Absent {
     pub(super) config: KvConfig,
     /// What has failed.
     pub(super) warning: RailWarning,
+    /// The pool was not registered on the device: the peer hears of its regions when the rail comes.
+    pub(super) keyless: bool,
 }
 
 impl Half {
@@ -78,8 +81,13 @@ impl Half {
     /// Leaves it out from now on. What it was fitted to stays.
     pub(super) fn leave_out(&mut self, warning: RailWarning) {
         if let Self::Built(BuiltRail { config, .. }) = self {
-            *self = Self::Later(Absent { config: config.clone(), warning });
+            *self = Self::Later(Absent { config: config.clone(), warning, keyless: false });
         }
+    }
+
+    /// Left out for now, on a device that the pool is not registered on.
+    pub(super) fn is_keyless(&self) -> bool {
+        matches!(self, Self::Later(Absent { keyless: true, .. }))
     }
 
     fn config(&self) -> Option<&KvConfig> {
@@ -265,6 +273,7 @@ pub(super) fn describe(
         qps: half.built().map(|b| b.pairs.addresses()).unwrap_or_default(),
         // At most MAX_QPS.
         later: if matches!(half, Half::Later(_)) { qps as u8 } else { 0 },
+        keyless: half.is_keyless(),
         manager: None,
         // A device may report an MTU that is no path MTU (Ethernet's).
         mtu: path_mtu(caps.active_mtu, caps.active_mtu).unwrap_or(caps.active_mtu),
@@ -272,11 +281,8 @@ pub(super) fn describe(
         caps: HelloCaps { ordered: caps.ordered, immediate: caps.immediate, max_msg: caps.max_msg_size },
         credits,
         notify: NotifyModes { imm: caps.immediate, send: caps.ordered },
-        regions: match (pool.access(), &device.registered) {
-            (access, Ok(registered)) if access != PoolAccess::Source && half.config().is_some() => {
-                registered.remote()
-            }
-            // Peers are told nothing of a pool that is a source only.
+        regions: match device.registered() {
+            Some(registered) if half.config().is_some() && !half.is_keyless() => registered.remote(pool),
             _ => Vec::new(),
         },
     }
@@ -295,7 +301,11 @@ fn short(name: &str) -> String {
 }
 
 impl Registered {
-    fn remote(&self) -> Vec<HelloRegion> {
+    /// What peers are told of it: nothing of a pool that is a source only.
+    pub(super) fn remote(&self, pool: &KvPool) -> Vec<HelloRegion> {
+        if pool.access() == PoolAccess::Source {
+            return Vec::new();
+        }
         let remote = |region: &Region<Exposed>| {
             let r = region.remote();
             HelloRegion { addr: r.addr, len: r.len, rkey: r.rkey }

@@ -15,14 +15,16 @@
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
-use crate::connect::{addresses, put_addresses, put_socket, socket};
+use crate::connect::{HelloRegion, half, put_half, put_socket, socket};
 use crate::provider::QpAddress;
 use crate::wire::{Malformed, Reader, Writer};
 
 /// Longest reason, bytes.
 const MAX_REASON: usize = 200;
-/// Longest message, bytes: 64 addresses, and a little.
-const MAX_TALK: usize = 4096;
+/// Most regions of a pool that can be said of a rail.
+pub(crate) const MAX_SAID: usize = 500;
+/// Longest message, bytes: 64 addresses, so many regions, and a little.
+const MAX_TALK: usize = 16 << 10;
 /// Bytes of a piece before its part of the message: attempt, kind, total, offset.
 const PIECE: usize = 9;
 /// Most pieces of a message: each has more than a hundred bytes, but for the last.
@@ -34,14 +36,17 @@ const KINDS: RangeInclusive<u8> = 1..=6;
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Talk {
+    /// With the regions of the pool on this device, where the hello could not say them.
     Offer {
         attempt: u32,
         qps: Vec<QpAddress>,
+        regions: Vec<HelloRegion>,
     },
-    /// With the address of the server's connection manager, where there has to be one.
+    /// The same, and with the address of the server's connection manager, where there has to be one.
     Answer {
         attempt: u32,
         qps: Vec<QpAddress>,
+        regions: Vec<HelloRegion>,
         manager: Option<SocketAddr>,
     },
     Refuse {
@@ -97,14 +102,14 @@ impl Talk {
     fn body(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
-            Self::Offer { qps, .. } => put_addresses(&mut out, qps),
-            Self::Answer { qps, manager, .. } => {
+            Self::Offer { qps, regions, .. } => put_half(&mut out, qps, regions),
+            Self::Answer { qps, regions, manager, .. } => {
                 let mut w = Writer(&mut out);
                 w.u8(u8::from(manager.is_some()));
                 if let Some(at) = manager {
                     put_socket(&mut w, *at);
                 }
-                put_addresses(&mut out, qps);
+                put_half(&mut out, qps, regions);
             }
             Self::Refuse { reason, .. } => {
                 Writer(&mut out).raw(cut(reason).as_bytes());
@@ -118,14 +123,18 @@ impl Talk {
         let mut r = Reader::new(body, "rail talk");
         let malformed = r.malformed();
         Ok(match kind {
-            1 => Self::Offer { attempt, qps: addresses(&mut r).map_err(|_| malformed)? },
+            1 => {
+                let (qps, regions) = half(&mut r).map_err(|_| malformed)?;
+                Self::Offer { attempt, qps, regions }
+            }
             2 => {
                 let manager = match r.u8()? {
                     0 => None,
                     1 => Some(socket(&mut r)?),
                     _ => return Err(malformed),
                 };
-                Self::Answer { attempt, manager, qps: addresses(&mut r).map_err(|_| malformed)? }
+                let (qps, regions) = half(&mut r).map_err(|_| malformed)?;
+                Self::Answer { attempt, qps, regions, manager }
             }
             3 => {
                 let reason = std::str::from_utf8(r.take(r.remaining().min(MAX_REASON))?);
@@ -212,11 +221,12 @@ mod tests {
     fn samples() -> Vec<Talk> {
         let qps: Vec<_> = (0..3).map(|qp_num| QpAddress { qp_num, ..QpAddress::default() }).collect();
         let at = Some("[2001:db8::1]:4791".parse().unwrap());
+        let regions = vec![HelloRegion { addr: 4096, len: 1 << 40, rkey: 7 }; 3];
         vec![
-            Talk::Offer { attempt: 7, qps: qps.clone() },
-            Talk::Offer { attempt: u32::MAX, qps: vec![] },
-            Talk::Answer { attempt: 7, qps: qps.clone(), manager: None },
-            Talk::Answer { attempt: 7, qps, manager: at },
+            Talk::Offer { attempt: 7, qps: qps.clone(), regions: vec![] },
+            Talk::Offer { attempt: u32::MAX, qps: vec![], regions: regions.clone() },
+            Talk::Answer { attempt: 7, qps: qps.clone(), regions, manager: None },
+            Talk::Answer { attempt: 7, qps, regions: vec![], manager: at },
             Talk::Refuse { attempt: 7, reason: "nö".into() },
             Talk::Ready { attempt: 7 },
             Talk::Go { attempt: 0 },
@@ -237,12 +247,17 @@ mod tests {
     #[test]
     fn k10_talk_round_trips_in_pieces_of_any_order() {
         let most = (0..64).map(|qp_num| QpAddress { qp_num, ..QpAddress::default() }).collect();
-        let most = Talk::Answer { attempt: 1, qps: most, manager: Some("10.0.0.1:1".parse().unwrap()) };
-        for talk in samples().into_iter().chain([most]) {
+        let manager = Some("10.0.0.1:1".parse().unwrap());
+        let most = Talk::Answer { attempt: 1, qps: most, regions: vec![], manager };
+        for talk in samples().into_iter().chain([most.clone()]) {
             for limit in [120, 500, 4096] {
                 assert_eq!(heard(&talk, limit), Ok(Some(talk.clone())));
             }
         }
+        let Talk::Answer { attempt, qps, manager, .. } = most else { unreachable!() };
+        let regions = vec![HelloRegion { addr: 1, len: 1, rkey: 1 }; MAX_SAID];
+        let most = Talk::Answer { attempt, qps, regions, manager };
+        assert_eq!(heard(&most, 500), Ok(Some(most.clone())), "with all the regions that can be said");
     }
 
     #[test]
@@ -295,8 +310,10 @@ mod tests {
         let mut ear = Ear::default();
         let bytewise = (0..4096).map(|at| ear.hear(&piece(1, 3, 4096, at, b"x")));
         assert_eq!(bytewise.take_while(Result::is_ok).count(), MAX_PIECES);
-        let many = Talk::Offer { attempt: 1, qps: vec![QpAddress::default(); 65] };
+        let many = Talk::Offer { attempt: 1, qps: vec![QpAddress::default(); 65], regions: vec![] };
         assert!(heard(&many, 4096).is_err());
+        let beyond = vec![HelloRegion { addr: 2, len: u64::MAX, rkey: 1 }];
+        assert!(heard(&Talk::Offer { attempt: 1, qps: vec![], regions: beyond }, 4096).is_err());
         let long = Talk::Refuse { attempt: 1, reason: "ä".repeat(500) };
         let Ok(Some(Talk::Refuse { reason, .. })) = heard(&long, 120) else { panic!("refused") };
         assert_eq!(reason, "ä".repeat(100));

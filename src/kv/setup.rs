@@ -15,14 +15,15 @@ use super::join::{Joined, Rails};
 use super::layout::{Dtype, Layout};
 use super::pass::Pass;
 use super::path_rails::RailWarning;
-use super::pool::{PoolDevice, Registered};
+use super::pool_device::PoolDevice;
 use super::proto::{self, Connection, Ledger, Part, PoolSeams, Seams, TransferId};
 use super::rail::{self, Absent, BuiltRail, Half, Link, describe, transport_of, why};
 use super::read_choice::Facts;
 use super::shape::{Heads, Shape, ShapeError, Strides};
 use super::targets::PeerPool;
 use crate::connect::{
-    Agreed, ConnectError, Hello, HelloLayout, HelloRail, HelloShape, MAX_RAILS, Pair, Reject, meet, pair,
+    Agreed, ConnectError, Hello, HelloLayout, HelloRail, HelloRegion, HelloShape, MAX_RAILS, Pair, Reject,
+    meet, pair,
 };
 use crate::error::DeviceError;
 use crate::provider;
@@ -61,12 +62,18 @@ impl Built {
                     Half::None
                 }
                 Ok(config) => {
-                    match rail::build_fitted(&shared.runtime, &device.pd, config.clone(), qps).await {
+                    let keyless = device.refusal();
+                    let built = match &keyless {
+                        None => rail::build_fitted(&shared.runtime, &device.pd, config.clone(), qps).await,
+                        Some(reason) => Err(unregistered(name, reason)),
+                    };
+                    match built {
                         Ok(built) => Half::Built(built),
                         Err(error) => {
-                            let warning = RailWarning::new(name, None, why(&error));
+                            let reason = keyless.clone().unwrap_or_else(|| why(&error));
+                            let warning = RailWarning::new(name, None, reason);
                             failed.get_or_insert(error);
-                            Half::Later(Absent { config, warning })
+                            Half::Later(Absent { config, warning, keyless: keyless.is_some() })
                         }
                     }
                 }
@@ -104,16 +111,17 @@ fn fit_for(
     managed: bool,
 ) -> Result<KvConfig, (ConnectError, String)> {
     let of_device = device.pd.device();
-    if let Err(reason) = &device.registered {
-        let error = DeviceError::Rail { device: of_device.name().to_owned(), reason: reason.clone() };
-        return Err((ConnectError::resources(error), reason.clone()));
-    }
     let connectable = if managed { Ok(()) } else { of_device.check_oob().map_err(ConnectError::resources) };
     let config = connectable.and_then(|()| rail::fitted(shared, of_device, qps));
     config.map_err(|error| {
         let reason = why(&error);
         (error, reason)
     })
+}
+
+/// The pool is not registered on a device.
+fn unregistered(device: &str, reason: &str) -> ConnectError {
+    ConnectError::resources(DeviceError::Rail { device: device.to_owned(), reason: reason.to_owned() })
 }
 
 /// The client's rails: one on each device of the pool.
@@ -151,7 +159,7 @@ pub(super) async fn build_answer(
     let qps: Vec<usize> = pairs.iter().map(qps).collect();
     let mut built = Built::on(shared, pairs.iter().map(|p| p.server).collect(), qps, managed).await?;
     for (n, device) in own.iter().enumerate() {
-        if device.registered.is_ok() && !pairs.iter().any(|p| p.server == n) {
+        if !pairs.iter().any(|p| p.server == n) {
             built.unpaired(device, peer);
         }
     }
@@ -276,7 +284,7 @@ pub(super) fn peer_layout(peer: &Hello) -> Result<Layout, Reject> {
         }
     };
     for rail in peer.rail_list().iter().filter(|rail| rail.places() > 0) {
-        let seams = peer_seams(rail).map_err(|e| malformed(e.to_string()))?;
+        let seams = seams_of(&rail.regions).map_err(|e| malformed(e.to_string()))?;
         // A peer that only sends exposes nothing; then there is nothing to write to, and no grant of it either.
         if seams.total() > 0 && seams.total() < layout.required_bytes() {
             return Err(malformed(format!(
@@ -289,25 +297,26 @@ pub(super) fn peer_layout(peer: &Hello) -> Result<Layout, Reject> {
     Ok(layout)
 }
 
-fn peer_seams(rail: &HelloRail) -> Result<Seams, proto::PlanError> {
-    Seams::new(rail.regions.iter().map(|r| Part { addr: r.addr, len: r.len, key: r.rkey }).collect())
+/// The peer's pool, as it has described it on one device.
+pub(super) fn seams_of(regions: &[HelloRegion]) -> Result<Seams, proto::PlanError> {
+    Seams::new(regions.iter().map(|r| Part { addr: r.addr, len: r.len, key: r.rkey }).collect())
 }
 
 /// The two pools, as each rail sees them.
 fn pools(shared: &Shared, peer: &Hello, layout: Layout, rails: &[Joined]) -> Result<PeerPool, Reject> {
     let malformed = |e: proto::PlanError| Reject::Malformed { what: e.to_string() };
-    let theirs = rails.iter().map(|j| peer_seams(&j.peer).map_err(malformed));
-    let ours = rails.iter().filter_map(|j| match &shared.pool.devices()[j.device].registered {
-        Ok(Registered { seams, .. }) => Some(seams.clone()),
-        // There is no rail over one that is not registered.
-        Err(_) => None,
+    // A rail that is there has them on both sides.
+    let theirs = rails.iter().map(|j| match j.peer.keyless {
+        true => Ok(None),
+        false => seams_of(&j.peer.regions).map(Some).map_err(malformed),
     });
-    let seams = PoolSeams::new(theirs.collect::<Result<_, _>>()?);
+    let ours = rails.iter().map(|j| shared.pool.devices()[j.device].registered().map(|r| r.seams.clone()));
+    let seams = PoolSeams::known(theirs.collect::<Result<Vec<_>, _>>()?.into_iter());
     let exposed = seams.total() > 0;
     Ok(PeerPool {
         layout,
         seams,
-        ours: PoolSeams::new(ours.collect()),
+        ours: PoolSeams::known(ours),
         readable: peer.readable && exposed,
         writable: peer.writable && exposed,
     })
@@ -380,12 +389,13 @@ pub(super) fn driver(
         let pd = shared.pool.devices()[joined.device].pd.clone();
         let (config, link) = (joined.config().clone(), Link::new(pd.device(), &joined.agreed, client));
         let (qps, managed) = (joined.agreed.qps, managed);
+        let keyless = joined.half.as_ref().is_err_and(|absent| absent.keyless);
         let (half, channel) = match joined.half {
             Ok(BuiltRail { pairs, cq, channel, .. }) => (Ok(RailHalf { pairs, cq }), Some(channel)),
             Err(absent) => (Err(absent.warning.reason), None),
         };
         channels.push(channel);
-        RailParts { qps, half, pd, config, link, managed }
+        RailParts { qps, half, device: joined.device, pd, keyless, config, link, managed }
     };
     let parts = Parts {
         conn,

@@ -6,8 +6,10 @@ use super::layout::Layout;
 use super::mapping::MappingError;
 use super::pool::KvPool;
 use super::proto::{Plan, PlanBuilder, PlanError, PoolSeams};
+use super::setup::seams_of;
 use super::spans;
 use super::write::{WriteError, WriteRequest};
+use crate::connect::HelloRegion;
 
 /// The peer's pool, as its hello described it.
 #[derive(Debug)]
@@ -21,6 +23,23 @@ pub(crate) struct PeerPool {
     pub(crate) readable: bool,
     /// By WRITEs, under grants.
     pub(crate) writable: bool,
+}
+
+impl PeerPool {
+    /// The peer's regions of a rail that it had none of when the channel was connected.
+    pub(crate) fn learn(&self, rail: usize, regions: &[HelloRegion]) -> Result<(), PlanError> {
+        if self.seams.is_known(rail) {
+            return Ok(());
+        }
+        let seams = seams_of(regions)?;
+        // As in a hello: all of the pool, or nothing of a pool of which no other rail has anything.
+        let needed = self.layout.required_bytes().min(self.seams.total());
+        if seams.total() < needed {
+            return Err(PlanError::PoolTooSmall { side: "peer's", needed, have: seams.total() });
+        }
+        self.seams.set(rail, seams);
+        Ok(())
+    }
 }
 
 /// A plan, the number of bytes that its grant covers, and how long planning took.
@@ -168,5 +187,40 @@ pub(super) fn refused(error: PlanError, pool: &KvPool, peer: &PeerPool) -> Write
             WriteError::OutOfRange { what: "region", index: index as u64, limit: pool.regions().len() as u64 }
         }
         PlanError::TooLarge => WriteError::OutOfRange { what: "byte", index: u64::MAX, limit: u64::MAX },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer's pool with one rail whose regions come with it.
+    fn pool(known: &[HelloRegion]) -> PeerPool {
+        let seams = || PoolSeams::known([Some(seams_of(known).unwrap()), None].into_iter());
+        let layout = Layout::contiguous(2, 4, 512).unwrap();
+        PeerPool { layout, seams: seams(), ours: seams(), readable: true, writable: true }
+    }
+
+    #[test]
+    fn k10_the_regions_of_a_rail_that_comes_are_all_of_the_pool_or_nothing_as_those_of_the_others() {
+        let region = |len, rkey| HelloRegion { addr: 1 << 20, len, rkey };
+        let peer = pool(&[region(4096, 1)]);
+        let planned = peer.seams.clone();
+        for wrong in [&[][..], &[region(4095, 2)], &[region(2048, 2), region(0, 3)]] {
+            assert!(peer.learn(1, wrong).is_err() && !peer.seams.is_known(1), "{wrong:?}");
+        }
+        let words = peer.learn(1, &[region(4095, 2)]).unwrap_err().to_string();
+        assert!(words.contains("peer") && words.contains("4096") && words.contains("4095"), "{words}");
+        peer.learn(1, &[region(1024, 2), region(8192, 3)]).unwrap();
+        assert_eq!(planned.total(), 4096, "and nothing of it was counted before");
+        assert!(planned.is_known(1), "what was planned before knows it");
+        // It was said once, and stays.
+        peer.learn(1, &[]).unwrap();
+        peer.learn(0, &[]).unwrap();
+        assert_eq!(peer.seams.total(), 4096);
+
+        let source_only = pool(&[]);
+        source_only.learn(1, &[]).unwrap();
+        assert_eq!((source_only.seams.total(), source_only.seams.is_known(1)), (0, true));
     }
 }

@@ -403,6 +403,16 @@ async fn k10_case_32_strict_mode_makes_an_error_of_it() {
     }
 }
 
+/// The same of a device that the pool is not registered on: nobody connects.
+#[tokio::test]
+async fn k10_strict_mode_makes_an_error_of_a_pool_that_one_device_refuses() {
+    let on = On::Soft(Profile::Default);
+    let devices = four(SoftTransport::Tcp, 2, |soft| soft.fail_mr(1));
+    let error = End::attempt(&devices, pages(on), quick().strict_rails(true)).await.unwrap_err();
+    let words = error.to_string();
+    assert!(words.contains("soft-default") && words.contains("cannot be registered"), "{words}");
+}
+
 /// CASES 32 in strict mode, the second half: a rail that dies ends the channel, and its words say so.
 #[tokio::test]
 async fn k10_strict_mode_ends_the_channel_with_its_rail() {

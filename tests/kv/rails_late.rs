@@ -5,18 +5,19 @@ use std::time::Duration;
 
 use landfall::connect::ConnectError;
 use landfall::device::{Device, Profile, SoftConfig, SoftLink};
-use landfall::kv::{Bootstrap, KvChannel, KvConfig, RailState};
+use landfall::kv::{Bootstrap, KvChannel, KvConfig, RailState, WriteRequest};
 
-use crate::common::{On, on_soft_profiles, until};
+use crate::common::{On, fill, on_soft_profiles, until, wrong};
 use crate::rails::{End, Pair, pages, quick, up};
 
 on_soft_profiles!(
     k10_a_rail_left_out_at_the_start_comes_when_its_device_can_be_had,
+    k10_a_device_that_registers_the_pool_late_carries_its_part,
     k10_a_rail_left_out_at_the_start_is_named_until_it_comes,
     k10_a_rail_whose_link_is_down_at_the_start_comes_when_it_is_up,
 );
 
-/// What a device has at most once: a completion queue or a queue pair that cannot be created.
+/// What a device has at most once: a completion queue, a queue pair or a registration that cannot be had.
 type Fault = fn(SoftConfig) -> SoftConfig;
 
 /// Three devices, of which the one at `place` has a fault.
@@ -61,40 +62,75 @@ async fn k10_a_rail_left_out_at_the_start_comes_when_its_device_can_be_had(on: O
         (2, [Some(cq), Some(later)]),
     ];
     for (place, faults) in cases {
-        let pair = pair(on, place, faults, quick()).await;
-        let has_all = |channel: &KvChannel| up(&channel.path()) == 3;
-        until("it comes", || has_all(&pair.sender) && has_all(&pair.receiver)).await;
-        pair.stream_more().await;
-        for path in [pair.sender.path(), pair.receiver.path()] {
-            let (rail, others) = (&path.rails[place], path.rails.iter().filter(|rail| rail.returns == 0));
-            assert_eq!((rail.failures, rail.returns, others.count()), (0, 1, 2), "{path}");
-            assert!(path.warnings.is_empty() && path.transport == on.transport(), "{path}");
-        }
-        let path = pair.sender.path();
-        assert!(path.rails.iter().all(|rail| rail.bytes_written > 0), "{path}");
-        // In the other direction, too, and down and back as any other.
-        pair.receiver.send_message(vec![7; 100_000]).await.unwrap();
-        assert_eq!(pair.sender.recv_message().await.unwrap(), vec![7; 100_000]);
-        let link = pair.far.link(place);
-        link.cut();
-        pair.stream_more().await;
-        until("it is down", || !has_all(&pair.sender) && !has_all(&pair.receiver)).await;
-        link.mend();
-        until("it is back", || has_all(&pair.sender) && has_all(&pair.receiver)).await;
-        let before = pair.sender.path().rails[place].bytes_written;
-        pair.stream_more().await;
-        let rail = &pair.sender.path().rails[place];
-        assert!(rail.bytes_written > before && (rail.failures, rail.returns) == (1, 2), "{rail}");
-        pair.sender.close().await.unwrap();
-        assert!(pair.receiver.closed().await.is_graceful());
-        let free = (pair.near.endpoint.pool().free_blocks(), pair.far.endpoint.pool().free_blocks());
-        assert_eq!(free, (32, 32));
+        comes_and_carries(pair(on, place, faults, quick()).await, on, place).await;
     }
 }
 
+/// The peer hears of the pool's keys on that device when the rail comes.
+async fn k10_a_device_that_registers_the_pool_late_carries_its_part(on: On) {
+    let (mr, cq): (Fault, Fault) = (|soft| soft.fail_mr(1), |soft| soft.fail_cq(1));
+    let cases =
+        [(0, [Some(mr), None]), (2, [None, Some(mr)]), (1, [Some(mr), Some(mr)]), (1, [Some(mr), Some(cq)])];
+    for (place, faults) in cases {
+        let pair = pair(on, place, faults, quick()).await;
+        // What was planned before may go on over it.
+        let mut source = pair.sender.pool().alloc(32).await.unwrap();
+        fill(&mut source, 99);
+        let (grant, arrivals) =
+            pair.receiver.grant_layers(pair.receiver.pool().alloc(32).await.unwrap()).unwrap();
+        let mut write = pair.sender.write_layers(WriteRequest::new(&grant, source)).unwrap();
+        write.push(0).unwrap();
+        let all = || up(&pair.sender.path()) == 3 && up(&pair.receiver.path()) == 3;
+        until("it comes", all).await;
+        (1..4).for_each(|layer| write.push(layer).unwrap());
+        let ((landed, source), arrived) = tokio::join!(write.finish(), arrivals.finish());
+        let (_, arrived) = (landed.unwrap(), arrived.unwrap());
+        assert_eq!(wrong(&arrived, 99, |p| p), 0);
+        drop((source, arrived));
+        comes_and_carries(pair, on, place).await;
+    }
+}
+
+/// The rail at `place` comes, and then is one like any other.
+async fn comes_and_carries(pair: Pair, on: On, place: usize) {
+    let has_all = |channel: &KvChannel| up(&channel.path()) == 3;
+    until("it comes", || has_all(&pair.sender) && has_all(&pair.receiver)).await;
+    pair.stream_more().await;
+    for path in [pair.sender.path(), pair.receiver.path()] {
+        let (rail, others) = (&path.rails[place], path.rails.iter().filter(|rail| rail.returns == 0));
+        assert_eq!((rail.failures, rail.returns, others.count()), (0, 1, 2), "{path}");
+        assert!(path.warnings.is_empty() && path.transport == on.transport(), "{path}");
+    }
+    let path = pair.sender.path();
+    assert!(path.rails.iter().all(|rail| rail.bytes_written > 0), "{path}");
+    // In the other direction, too, and down and back as any other.
+    pair.receiver.send_message(vec![7; 100_000]).await.unwrap();
+    assert_eq!(pair.sender.recv_message().await.unwrap(), vec![7; 100_000]);
+    let link = pair.far.link(place);
+    link.cut();
+    pair.stream_more().await;
+    until("it is down", || !has_all(&pair.sender) && !has_all(&pair.receiver)).await;
+    link.mend();
+    until("it is back", || has_all(&pair.sender) && has_all(&pair.receiver)).await;
+    let before = pair.sender.path().rails[place].bytes_written;
+    pair.stream_more().await;
+    let rail = &pair.sender.path().rails[place];
+    assert!(rail.bytes_written > before && (rail.failures, rail.returns) == (1, 2), "{rail}");
+    pair.sender.close().await.unwrap();
+    assert!(pair.receiver.closed().await.is_graceful());
+    let free = (pair.near.endpoint.pool().free_blocks(), pair.far.endpoint.pool().free_blocks());
+    assert_eq!(free, (32, 32));
+}
+
 async fn k10_a_rail_left_out_at_the_start_is_named_until_it_comes(on: On) {
-    let cq: Fault = |soft| soft.fail_cq(1);
-    for (near_fails, faults) in [(true, [Some(cq), None]), (false, [None, Some(cq)])] {
+    let (cq, mr): (Fault, Fault) = (|soft| soft.fail_cq(1), |soft| soft.fail_mr(1));
+    let cases = [
+        (true, [Some(cq), None], "completion queue"),
+        (false, [None, Some(cq)], "completion queue"),
+        (true, [Some(mr), None], "the pool cannot be registered"),
+        (false, [None, Some(mr)], "the pool cannot be registered"),
+    ];
+    for (near_fails, faults, words) in cases {
         // Nobody looks for it while this test runs.
         let hours = Duration::from_secs(36_000);
         let pair = pair(on, 1, faults, quick().rail_probe(hours, hours)).await;
@@ -102,7 +138,7 @@ async fn k10_a_rail_left_out_at_the_start_is_named_until_it_comes(on: On) {
         for (channel, fails) in [(&pair.sender, near_fails), (&pair.receiver, !near_fails)] {
             let path = channel.path();
             assert_eq!((path.rails.len(), up(&path), path.warnings.len()), (3, 2, 1), "{path}");
-            let about = if fails { "completion queue" } else { "the peer could not set up its device" };
+            let about = if fails { words } else { "the peer could not set up its device" };
             let RailState::Down { cause, attempt: None, .. } = &path.rails[1].state else { panic!("{path}") };
             assert!(cause.contains(about) && path.warnings[0].to_string().contains(about), "{path}");
             assert!(path.rails[1].bytes_written == 0 && path.transport == on.transport(), "{path}");

@@ -1,7 +1,8 @@
 //! A rail's way back: new queue pairs on both sides, connected while the other rails carry on. What the two drivers say to each
 //! other is in [`Talk`]. The side that has connected the channel asks, again and again, at growing intervals.
 //!
-//! One that was left out at the start comes by the same way: with a completion queue of its own, and a task for that.
+//! One that was left out at the start comes by the same way: with a completion queue of its own, and a task for that; and, where the
+//! pool could not be registered on its device, with a registration, whose keys the two sides tell each other.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -13,14 +14,14 @@ use tokio::sync::{Notify, mpsc};
 
 use super::rail::Phase;
 use super::{After, Inner, KvDriver, State};
-use crate::connect::{ConnectError, Deadline};
+use crate::connect::{ConnectError, Deadline, HelloRegion};
 use crate::kv::lock;
 use crate::kv::managed::{Entrance, ask};
-use crate::kv::proto::{Cause, ProtocolViolation, RailState, TalkRefused};
+use crate::kv::proto::{Cause, PlanError, ProtocolViolation, RailState, TalkRefused};
 use crate::kv::rail::{
     BuiltRail, Link, QueuePairs, build_fitted, control_memory, off_workers, queues_on, sizes_on, why,
 };
-use crate::kv::rail_talk::Talk;
+use crate::kv::rail_talk::{MAX_SAID, Talk};
 use crate::provider::{self, Cq, QpAddress};
 use crate::reactor;
 
@@ -42,6 +43,8 @@ struct Attempt {
     ear: mpsc::Receiver<Talk>,
     // Before what they use (R7).
     pairs: QueuePairs,
+    /// Of our pool on the device, where the peer does not know them.
+    regions: Vec<HelloRegion>,
     /// What it completes on, where it has none yet.
     completions: Option<(Cq, provider::Channel)>,
     deadline: Deadline,
@@ -58,6 +61,12 @@ pub(super) enum End {
 impl From<TalkRefused> for End {
     fn from(refused: TalkRefused) -> Self {
         Self::Failed(refused.to_string())
+    }
+}
+
+impl From<PlanError> for End {
+    fn from(error: PlanError) -> Self {
+        Self::Failed(error.to_string())
     }
 }
 
@@ -129,15 +138,17 @@ impl KvDriver {
     async fn bring_back(self: &Arc<Self>, rail: usize) -> Result<(), End> {
         let mut attempt = self.prepare(rail, None).await?;
         let number = attempt.number;
-        self.say(rail, &Talk::Offer { attempt: number, qps: attempt.pairs.addresses() })?;
-        let (qps, manager) = match attempt.hear().await? {
-            Talk::Answer { qps, manager, .. } => (qps, manager),
+        let (ours, regions) = attempt.half();
+        self.say(rail, &Talk::Offer { attempt: number, qps: ours, regions })?;
+        let (qps, regions, manager) = match attempt.hear().await? {
+            Talk::Answer { qps, regions, manager, .. } => (qps, regions, manager),
             Talk::Refuse { reason, .. } => return Err(End::Failed(format!("the peer: {reason}"))),
             other => {
                 return Err(End::Failed(format!("the peer said {other:?}, which does not belong there")));
             }
         };
         attempt.check(&qps)?;
+        self.peer.learn(rail, &regions)?;
         let (link, device) = {
             let inner = lock(&self.inner);
             (inner.rails[rail].link, inner.rails[rail].pd.device().clone())
@@ -167,24 +178,30 @@ impl KvDriver {
     }
 
     /// The side that is asked: makes queue pairs, connects them to those of the offer, and waits for the peer.
-    async fn answer(self: &Arc<Self>, rail: usize, number: u32, qps: Vec<QpAddress>) -> Result<(), End> {
+    async fn answer(
+        self: &Arc<Self>,
+        rail: usize,
+        number: u32,
+        (qps, regions): (Vec<QpAddress>, Vec<HelloRegion>),
+    ) -> Result<(), End> {
         let mut attempt = self.prepare(rail, Some(number)).await?;
         attempt.check(&qps)?;
+        self.peer.learn(rail, &regions)?;
         let (link, device, managed) = {
             let inner = lock(&self.inner);
             let own = &inner.rails[rail];
             (own.link, own.pd.device().clone(), own.managed)
         };
-        let ours = attempt.pairs.addresses();
+        let (ours, regions) = attempt.half();
         if managed {
             let entrance = Entrance::on(&device).await?;
             let manager = Some(entrance.address());
-            self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager })?;
+            self.say(rail, &Talk::Answer { attempt: number, qps: ours, regions, manager })?;
             let pass = self.pass.of(rail, number);
             entrance.admit(&mut attempt.pairs, &link, &pass, attempt.deadline).await?;
         } else {
             attempt.pairs = connect(self, attempt.pairs, link, qps).await?;
-            self.say(rail, &Talk::Answer { attempt: number, qps: ours, manager: None })?;
+            self.say(rail, &Talk::Answer { attempt: number, qps: ours, regions, manager: None })?;
         }
         let Talk::Ready { .. } = attempt.hear().await? else {
             return Err(End::Failed("the peer said something else".to_owned()));
@@ -195,7 +212,7 @@ impl KvDriver {
     /// Begins an attempt: `number` is the peer's, or the next one of ours. A rail that is not at rest has none.
     async fn prepare(self: &Arc<Self>, rail: usize, number: Option<u32>) -> Result<Attempt, End> {
         let (said, ear) = mpsc::channel(EAR);
-        let (number, pd, cq, config, qps) = {
+        let (number, device, keyless, pd, cq, config, qps) = {
             let mut inner = lock(&self.inner);
             let open = inner.state == State::Open && !inner.closing;
             let resting = inner.conn.as_ref().is_some_and(|conn| conn.rail_state(rail) == RailState::Down);
@@ -214,8 +231,18 @@ impl KvDriver {
             }
             own.attempts = number.unwrap_or(own.attempts.wrapping_add(1));
             own.attempt = Some((own.attempts, said));
-            (own.attempts, own.pd.clone(), own.cq.clone(), own.config.clone(), own.qps.len())
+            let (number, device, keyless) = (own.attempts, own.device, own.keyless);
+            (number, device, keyless, own.pd.clone(), own.cq.clone(), own.config.clone(), own.qps.len())
         };
+        let registered = self.pool.register(device).await.map_err(End::Failed)?;
+        self.peer.ours.set(rail, registered.seams.clone());
+        let regions = if keyless { registered.remote(&self.pool) } else { Vec::new() };
+        if regions.len() > MAX_SAID {
+            let (name, n) = (pd.device().name(), regions.len());
+            return Err(End::Failed(format!(
+                "{name} has the pool in {n} regions, and {MAX_SAID} can be told the peer while a channel lives; connect another one"
+            )));
+        }
         let (pairs, completions) = match cq {
             Some(cq) => {
                 let sizes = sizes_on(pd.device(), &config);
@@ -230,7 +257,7 @@ impl KvDriver {
             }
         };
         let deadline = Deadline::after(self.config.connect_timeout.min(PATIENCE));
-        Ok(Attempt { rail, number, ear, pairs, completions, deadline })
+        Ok(Attempt { rail, number, ear, pairs, regions, completions, deadline })
     }
 
     /// Puts new queue pairs in the place of those that failed. With `go` the peer is told to use them, and so do we.
@@ -312,7 +339,7 @@ impl KvDriver {
             }
         };
         match talk {
-            Talk::Offer { attempt, qps } => return self.offered(rail, attempt, qps),
+            Talk::Offer { attempt, qps, regions } => return self.offered(rail, attempt, (qps, regions)),
             // Of no account on the side that does not ask, and while nobody waits: at most one attempt comes sooner.
             Talk::PortUp => return lock(&self.inner).rails[rail].peer_port_up.heard.notify_one(),
             _ => {}
@@ -329,7 +356,7 @@ impl KvDriver {
         });
     }
 
-    fn offered(self: &Arc<Self>, rail: usize, attempt: u32, qps: Vec<QpAddress>) {
+    fn offered(self: &Arc<Self>, rail: usize, attempt: u32, theirs: (Vec<QpAddress>, Vec<HelloRegion>)) {
         let refusal = {
             let mut inner = lock(&self.inner);
             let (client, open) = (inner.client, inner.state == State::Open);
@@ -353,7 +380,7 @@ impl KvDriver {
         let answering = Answering { driver: self.clone(), rail };
         self.runtime.spawn(async move {
             let driver = &answering.driver;
-            if let Err(End::Failed(reason)) = driver.answer(rail, attempt, qps).await {
+            if let Err(End::Failed(reason)) = driver.answer(rail, attempt, theirs).await {
                 driver.locked(|inner, _| inner.note(rail, &reason));
                 let _ = driver.say(rail, &Talk::Refuse { attempt, reason });
             }
@@ -396,6 +423,11 @@ impl Drop for Answering {
 }
 
 impl Attempt {
+    /// What the peer is told of ours.
+    fn half(&self) -> (Vec<QpAddress>, Vec<HelloRegion>) {
+        (self.pairs.addresses(), self.regions.clone())
+    }
+
     /// The peer's next word.
     async fn hear(&mut self) -> Result<Talk, End> {
         match self.deadline.within(self.ear.recv()).await {
@@ -529,7 +561,7 @@ mod tests {
         link.mend();
         let qps = vec![QpAddress::default(); lock(&driver.inner).rails[1].qps.len()];
         for attempt in 1..=100 {
-            for piece in (Talk::Offer { attempt, qps: qps.clone() }).pieces(500) {
+            for piece in (Talk::Offer { attempt, qps: qps.clone(), regions: vec![] }).pieces(500) {
                 driver.hear(1, &piece);
             }
         }

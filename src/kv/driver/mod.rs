@@ -75,7 +75,6 @@ pub use closed::{ChannelClosed, MessageError};
 pub(crate) use parts::{Parts, RailHalf, RailParts};
 
 use after::After;
-use direct::Direct;
 use loans::Loans;
 use meter::Meter;
 use reads::Reads;
@@ -149,7 +148,6 @@ struct Inner {
     closing: bool,
     stats: ChannelStats,
     meter: Meter,
-    direct: Direct,
     /// What the task sleeps until.
     scheduled: Option<Instant>,
     /// How many calls have let go of the lock and not yet given back the blocks, or the ledger, that they took along.
@@ -317,7 +315,7 @@ impl KvDriver {
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
         let inner = lock(&self.inner);
-        spans::gpu_traffic_of(&inner.queues, &inner.direct)
+        spans::gpu_traffic_of(&inner.queues, &inner.rails)
     }
 
     /// One look at the queue pairs before anybody has the channel: a peer that has connected by now is let in, so that the path is

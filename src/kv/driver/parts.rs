@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use tokio::runtime::Handle;
 
-use super::direct::Direct;
 use super::loans::Loans;
 use super::meter::Meter;
 use super::rail::Rail;
@@ -52,7 +51,11 @@ pub(crate) struct RailParts {
     pub(crate) qps: usize,
     /// Or why it was left out for now.
     pub(crate) half: Result<RailHalf, String>,
+    /// Our device, by its place in the pool.
+    pub(crate) device: usize,
     pub(crate) pd: ProtectionDomain,
+    /// The peer does not know our regions on it.
+    pub(crate) keyless: bool,
     /// Fitted to the device.
     pub(crate) config: KvConfig,
     pub(crate) link: Link,
@@ -75,12 +78,10 @@ impl KvDriver {
             let several = parts.rails.len() > 1;
             let devices = parts.rails.iter().map(|part| (part.pd.device().name(), part.half.is_ok()));
             let meter = Meter::new(&parts.peer_name, devices, parts.pool.is_device_memory());
-            let transports = parts.rails.iter().map(|part| part.pd.device().transport());
-            let direct = Direct::new(&parts.pool, transports);
             for (rail, part) in parts.rails.into_iter().enumerate() {
                 let qps = queues.len()..queues.len() + part.qps;
                 let owner = Arc::new(Owner { driver: me.clone(), rail });
-                rails.push(Rail::new(qps.clone(), part, owner, &mut queues));
+                rails.push(Rail::new(qps.clone(), part, &parts.pool, owner, &mut queues));
                 if several {
                     queues[qps].iter_mut().for_each(Queue::signal_often);
                 }
@@ -111,7 +112,6 @@ impl KvDriver {
                     closing: false,
                     stats: ChannelStats::default(),
                     meter,
-                    direct,
                     scheduled: None,
                     returning: 0,
                     destroying: 0,

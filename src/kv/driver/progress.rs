@@ -200,16 +200,20 @@ impl Inner {
                 let cause = if unanswered { Cause::PeerLost } else { Cause::Transport };
                 self.fail_rail(rail, cause, &words, now, after);
             }
-            let id = WrId::decode(cqe.wr_id);
-            if id.recv {
-                self.queues[qp].take_recv();
-            } else if let Some(conn) = &mut self.conn {
-                self.queues[qp].complete(id.key, false, |token, ok| conn.handle_sent(token, ok, now));
-            }
+            self.ended_badly(qp, WrId::decode(cqe.wr_id), now);
         }
         // Kept for its memory.
         failed.append(&mut self.failed);
         self.failed = failed;
+    }
+
+    /// A work request has failed, and its rail with it.
+    fn ended_badly(&mut self, qp: usize, id: WrId, now: Instant) {
+        if id.recv {
+            self.queues[qp].take_recv();
+        } else if let Some(conn) = &mut self.conn {
+            self.queues[qp].complete(id.key, false, |token, ok| conn.handle_sent(token, ok, now));
+        }
     }
 
     /// The queue pair of a completion. By generation, never by queue pair number (R5).
@@ -226,9 +230,11 @@ impl Inner {
             self.come_up(rail, now, after);
         }
         let id = WrId::decode(cqe.wr_id);
-        if let Err(error) = self.direct.settle(cqe.opcode) {
-            tracing::warn!(%error, "what a network device wrote to memory of a GPU may not be visible there");
-            return self.fail(Cause::Transport, "writes to memory of a GPU could not be flushed", now, after);
+        if let Err(error) = self.rails[rail].direct.settle(cqe.opcode) {
+            // Nobody hears of what may not be visible: it is done again by another rail, or by none.
+            let words = format!("what its device wrote to memory of a GPU could not be flushed: {error}");
+            self.fail_rail(rail, Cause::Transport, &words, now, after);
+            return self.ended_badly(qp, id, now);
         }
         let Some(conn) = &mut self.conn else { return };
         if !id.recv {
@@ -382,7 +388,7 @@ impl Inner {
         let State::Draining { cause, .. } = self.state else { return };
         let queue_pairs: Vec<_> = self.queues.iter_mut().filter_map(Queue::take_qp).collect();
         self.state = State::Destroying { cause };
-        if queue_pairs.iter().any(provider::Qp::destroy_blocks) {
+        if queue_pairs.iter().any(|qp| qp.lane().is_some()) {
             self.destroying += 1;
             after.destroy.push((Job::Channel, queue_pairs));
         } else {

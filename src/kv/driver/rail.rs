@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use super::comeback::PeerPortUp;
+use super::direct::Direct;
 use super::tasks::Owner;
 use super::{RailHalf, RailParts};
 use crate::connect::Lines;
@@ -23,6 +24,7 @@ use crate::device::ProtectionDomain;
 use crate::kv::config::KvConfig;
 use crate::kv::path::RailFate;
 use crate::kv::path_rails::RailState;
+use crate::kv::pool::KvPool;
 use crate::kv::queues::Queue;
 use crate::kv::rail::Link;
 use crate::kv::rail_talk::{Ear, Talk};
@@ -42,7 +44,13 @@ pub(super) struct Rail {
     pub(super) cq: Option<Arc<Cq>>,
     /// Its device or its completion channel is lost: nothing of it completes, and it does not come back.
     pub(super) lost: bool,
+    /// By its place in the pool.
+    pub(super) device: usize,
     pub(super) pd: ProtectionDomain,
+    /// The pool was not registered on the device when the channel was connected: the peer hears of its regions when the rail comes.
+    pub(super) keyless: bool,
+    /// Whether its device is given memory of a GPU.
+    pub(super) direct: Direct,
     /// Fitted to the device.
     pub(super) config: KvConfig,
     pub(super) link: Link,
@@ -103,10 +111,11 @@ impl Rail {
     pub(super) fn new(
         qps: Range<usize>,
         part: RailParts,
+        pool: &KvPool,
         owner: Arc<Owner>,
         queues: &mut Vec<Queue>,
     ) -> Self {
-        let RailParts { half, pd, config, link, managed, .. } = part;
+        let RailParts { half, device, pd, keyless, config, link, managed, .. } = part;
         let (half, down) = match half {
             Ok(half) => (Some(half), None),
             Err(cause) => (None, Some(Down { cause, since: SystemTime::now(), attempt: None })),
@@ -127,7 +136,10 @@ impl Rail {
             watch: None,
             hung_up: false,
             lost: false,
+            direct: Direct::new(pool, pd.device().is_rdma()),
+            device,
             pd,
+            keyless,
             config,
             link,
             phase: if cq.is_some() { Phase::Up } else { Phase::Down },

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use tracing::Span;
 use tracing::field::{Empty, debug};
 
-use super::direct::Direct;
 use super::meter::Meter;
+use super::rail::Rail;
 use super::{Inner, WriteEntry};
 use crate::cuda::GpuTraffic;
 use crate::kv::proto::{Outcome, ReadId, TransferId};
@@ -17,10 +17,12 @@ use crate::kv::queues::Queue;
 const TARGET: &str = "landfall::kv";
 
 /// What the queue pairs have carried to and from memory of GPUs.
-pub(super) fn gpu_traffic_of(queues: &[Queue], direct: &Direct) -> GpuTraffic {
+pub(super) fn gpu_traffic_of(queues: &[Queue], rails: &[Rail]) -> GpuTraffic {
     let mut all = GpuTraffic::default();
     queues.iter().for_each(|queue| all.add(&queue.gpu_traffic()));
-    all.gpudirect = direct.traffic(queues.iter().map(Queue::report_ref));
+    for rail in rails {
+        rail.direct.count(queues[rail.qps.clone()].iter().map(Queue::report_ref), &mut all.gpudirect);
+    }
     all
 }
 
@@ -37,12 +39,12 @@ impl Inner {
         if !self.meter.is_due(&self.stats) {
             return;
         }
-        let Self { meter, stats, queues, rails, direct, .. } = self;
+        let Self { meter, stats, queues, rails, .. } = self;
         let of_rails = rails
             .iter()
             .enumerate()
             .flat_map(|(n, rail)| queues[rail.qps.clone()].iter().map(move |queue| (n, queue.report_ref())));
-        let gpu = || gpu_traffic_of(queues, direct);
+        let gpu = || gpu_traffic_of(queues, rails);
         meter.tell(stats, || path_of(queues), of_rails, gpu);
     }
 

@@ -3,7 +3,7 @@
 //! Each rail has a device of its own, with keys and regions of its own for the same memory: so a pool has one
 //! [`Seams`] a rail, over the same offsets.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::plan::PlanError;
 
@@ -70,33 +70,51 @@ impl Seams {
 }
 
 /// A pool as the devices of all rails of a channel see it: one [`Seams`] a rail.
+///
+/// Those of a rail that has never been up may not be known yet. They are set before it comes up, and plans that were made before then
+/// know them as well.
 #[derive(Clone, Debug)]
-pub(crate) struct PoolSeams(Arc<[Seams]>);
+pub(crate) struct PoolSeams(Arc<[OnceLock<Seams>]>);
 
 impl PoolSeams {
     /// In the order of the rails, at least one.
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn new(rails: Vec<Seams>) -> Self {
-        debug_assert!(!rails.is_empty(), "a channel has a rail");
-        Self(rails.into())
+        Self::known(rails.into_iter().map(Some))
+    }
+
+    /// In the order of the rails, at least one of which is known.
+    pub(crate) fn known(rails: impl Iterator<Item = Option<Seams>>) -> Self {
+        Self(rails.map(|rail| rail.map_or_else(OnceLock::new, OnceLock::from)).collect())
+    }
+
+    /// How a rail that comes sees it. What was known before stays.
+    pub(crate) fn set(&self, rail: usize, seams: Seams) {
+        let _ = self.0[rail].set(seams);
+    }
+
+    pub(crate) fn is_known(&self, rail: usize) -> bool {
+        self.0[rail].get().is_some()
     }
 
     /// Bytes of the pool that every rail reaches.
     pub(crate) fn total(&self) -> u64 {
-        self.0.iter().map(Seams::total).min().unwrap_or(0)
+        self.0.iter().filter_map(OnceLock::get).map(Seams::total).min().unwrap_or(0)
     }
 
     pub(crate) fn rails(&self) -> usize {
         self.0.len()
     }
 
+    /// Of a rail that is up.
     pub(super) fn rail(&self, rail: usize) -> &Seams {
-        &self.0[rail]
+        self.0[rail].get().expect("set before the rail comes up")
     }
 }
 
 impl From<Seams> for PoolSeams {
     /// Of a channel with one rail.
     fn from(seams: Seams) -> Self {
-        Self::new(vec![seams])
+        Self::known(std::iter::once(Some(seams)))
     }
 }

@@ -49,13 +49,17 @@ enum Stall {
 }
 
 impl SoftDevice {
-    /// One more completion queue is asked for, and it is one that cannot be had; so with a queue pair.
+    /// One more completion queue is asked for, and it is one that cannot be had; so with a queue pair, and a registration.
     pub(super) fn fails_cq(&self) -> bool {
         self.faulty.as_ref().and_then(|c| c.fail_cq) == Some(self.cqs.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     pub(super) fn fails_qp(&self) -> bool {
         self.faulty.as_ref().and_then(|c| c.fail_qp) == Some(self.qps.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    pub(super) fn fails_mr(&self) -> bool {
+        self.faulty.as_ref().and_then(|c| c.fail_mr) == Some(self.regs.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     pub(super) fn faults_of(&self, qp_num: u32) -> Option<Box<QpFaults>> {

@@ -87,9 +87,10 @@ pub(crate) struct SoftDevice {
     qp_numbers: channel::QpNumbers,
     pds: AtomicU32,
     cable: Arc<Cable>,
-    /// Completion queues and queue pairs that were asked for.
+    /// Completion queues, queue pairs and registrations that were asked for.
     cqs: AtomicU64,
     qps: AtomicU64,
+    regs: AtomicU64,
     events: Arc<Events>,
     /// Taking events of its channels fails, as on a device that was taken away.
     #[cfg(test)]
@@ -126,6 +127,7 @@ impl SoftDevice {
             cable: Cable::new(events.clone()),
             cqs: AtomicU64::new(0),
             qps: AtomicU64::new(0),
+            regs: AtomicU64::new(0),
             events,
             #[cfg(test)]
             channels_fail: Default::default(),

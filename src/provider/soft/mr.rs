@@ -70,6 +70,10 @@ impl SoftPd {
         if offset.checked_add(len).is_none_or(|end| end > size) {
             return Err(MemoryError::OutOfRange { offset, len, size });
         }
+        if self.device.fails_mr() {
+            let source = io::Error::from_raw_os_error(libc::ENOMEM);
+            return Err(MemoryError::Os { what: "registering memory", len, source });
+        }
         // The driver compiles now what copies to it and from it: no queue pair waits for that.
         if let Some(Err(error)) = mapping.device_memory().map(|memory| Copier::prepare(memory.gpu())) {
             tracing::debug!(%error, "pieces are copied one by one until the kernel for them can be made");

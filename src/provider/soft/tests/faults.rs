@@ -16,7 +16,7 @@ over_both_transports! {
     r3_a_stalled_reader_that_cannot_send_any_more_fails,
     k7_a_slow_rail_takes_its_time_and_the_other_does_not_wait,
     r6_a_cut_link_ends_every_connection_and_lets_none_be_made,
-    r2_a_queue_that_cannot_be_created_is_one_of_many,
+    r2_what_cannot_be_created_is_one_of_many,
     a_queue_pair_without_faults_carries_none,
 }
 
@@ -271,8 +271,8 @@ fn r6_a_cut_link_ends_every_connection_and_lets_none_be_made(on: SoftTransport) 
     p.meet();
 }
 
-fn r2_a_queue_that_cannot_be_created_is_one_of_many(on: SoftTransport) {
-    let config: SoftConfig = "fail_cq=2,fail_qp=3".parse().unwrap();
+fn r2_what_cannot_be_created_is_one_of_many(on: SoftTransport) {
+    let config: SoftConfig = "fail_cq=2,fail_qp=3,fail_mr=2".parse().unwrap();
     let side = Side::of(on, &config);
     let refused = side.channel.create_cq(16).unwrap_err();
     assert!(matches!(refused, crate::error::DeviceError::Os { .. }), "{refused:?}");
@@ -280,4 +280,7 @@ fn r2_a_queue_that_cannot_be_created_is_one_of_many(on: SoftTransport) {
     let init = QpInit { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
     let made = (0..4).map(|_| side.pd.create_qp(&side.cq, &side.cq, init).is_ok());
     assert_eq!(made.collect::<Vec<_>>(), [true, true, false, true]);
+    let memory = || Memory::anonymous(4096).prefault(Prefault::No).map_for(&side.pd).unwrap();
+    let registered = (0..3).map(|_| Region::<Exposed>::register(&side.pd, memory(), ALL).is_ok());
+    assert_eq!(registered.collect::<Vec<_>>(), [true, false, true]);
 }
