@@ -1,57 +1,71 @@
-//! A thread for what blocks and nobody waits for: destroying and deregistering (R9).
+//! Threads for what blocks and nobody waits for: destroying and deregistering (R9).
 //!
 //! A driver may wait in the kernel until a device has let go, and the last user of an object may be dropped on a
-//! runtime's worker, or after its runtime has gone. The thread starts with the first job and ends with the last, so that
-//! idle costs nothing (R8). Jobs run in the order in which they came.
+//! runtime's worker, or after its runtime has gone. What may have to wait for a device goes to a [`Lane`] of that device, so that one
+//! that hangs holds up no other; the rest has one together. The thread of a lane starts with the first job and ends with the last, so
+//! that idle costs nothing (R8). Jobs of a lane run in the order in which they came.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::LazyLock;
 
-use crate::sync::Mutex;
+use crate::sync::{Arc, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
+
+/// Jobs that run one after the other, on a thread that there is while there are any.
+pub(crate) struct Lane {
+    queue: Mutex<Queue>,
+}
 
 struct Queue {
     jobs: VecDeque<Job>,
     running: bool,
 }
 
-#[cfg(not(landfall_loom))]
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { jobs: VecDeque::new(), running: false });
-// No model runs this: a lock of the model checker cannot be static.
-#[cfg(landfall_loom)]
-static QUEUE: std::sync::LazyLock<Mutex<Queue>> =
-    std::sync::LazyLock::new(|| Mutex::new(Queue { jobs: VecDeque::new(), running: false }));
+static SHARED: LazyLock<Arc<Lane>> = LazyLock::new(|| Arc::new(Lane::new()));
 
-/// Runs `job` soon, on the thread; on this one when there can be no thread.
+/// Runs `job` soon, on the lane for what waits for no device.
 pub(crate) fn run(job: impl FnOnce() + Send + 'static) {
-    let mut queue = QUEUE.lock();
-    queue.jobs.push_back(Box::new(job));
-    if queue.running {
-        return;
-    }
-    match std::thread::Builder::new().name("landfall-destroy".to_owned()).spawn(work) {
-        Ok(_) => queue.running = true,
-        Err(error) => {
-            let jobs = std::mem::take(&mut queue.jobs);
-            drop(queue);
-            tracing::error!(%error, "no thread to destroy resources on: it is done in place, and blocks");
-            jobs.into_iter().for_each(guarded);
-        }
-    }
+    SHARED.run(job);
 }
 
-fn work() {
-    loop {
-        let job = {
-            let mut queue = QUEUE.lock();
-            let Some(job) = queue.jobs.pop_front() else {
-                queue.running = false;
-                return;
+impl Lane {
+    pub(crate) fn new() -> Self {
+        Self { queue: Mutex::new(Queue { jobs: VecDeque::new(), running: false }) }
+    }
+
+    /// Runs `job` soon, on the thread; on this one when there can be no thread.
+    pub(crate) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
+        let mut queue = self.queue.lock();
+        queue.jobs.push_back(Box::new(job));
+        if queue.running {
+            return;
+        }
+        let lane = self.clone();
+        match std::thread::Builder::new().name("landfall-destroy".to_owned()).spawn(move || lane.work()) {
+            Ok(_) => queue.running = true,
+            Err(error) => {
+                let jobs = std::mem::take(&mut queue.jobs);
+                drop(queue);
+                tracing::error!(%error, "no thread to destroy resources on: it is done in place, and blocks");
+                jobs.into_iter().for_each(guarded);
+            }
+        }
+    }
+
+    fn work(&self) {
+        loop {
+            let job = {
+                let mut queue = self.queue.lock();
+                let Some(job) = queue.jobs.pop_front() else {
+                    queue.running = false;
+                    return;
+                };
+                job
             };
-            job
-        };
-        guarded(job);
+            guarded(job);
+        }
     }
 }
 
@@ -87,5 +101,23 @@ mod tests {
             assert_ne!(thread, here);
         }
         told.recv_timeout(Duration::from_secs(60)).unwrap_err();
+    }
+
+    /// K5, K10: a device whose driver does not come back keeps nobody else's queue pairs from being destroyed.
+    #[test]
+    fn k10_a_lane_that_hangs_holds_up_no_other() {
+        let (hung, fine) = (Arc::new(Lane::new()), Arc::new(Lane::new()));
+        let (end, ended) = mpsc::channel::<()>();
+        hung.run(move || {
+            let _ = ended.recv();
+        });
+        let (tell, told) = mpsc::channel();
+        let also = tell.clone();
+        fine.run(move || tell.send("another device").unwrap());
+        run(move || also.send("no device").unwrap());
+        let mut heard = [0, 1].map(|_| told.recv_timeout(Duration::from_secs(60)).unwrap());
+        heard.sort();
+        assert_eq!(heard, ["another device", "no device"]);
+        drop(end);
     }
 }

@@ -187,11 +187,13 @@ impl QueuePair {
         if self.core.tie.is_closing() {
             return Err(self.closed("connected"));
         }
-        let rd_atomic = options.max_rd_atomic.min(caps.max_rd_atomic).min(remote.rd_atomic);
+        let rd_atomic = caps.max_rd_atomic.min(remote.rd_atomic);
+        let issues = options.max_rd_atomic.min(rd_atomic);
         let attr = QpConnect {
             remote: remote.address(),
             path_mtu: mtu,
-            max_rd_atomic: rd_atomic,
+            max_rd_atomic: issues,
+            // The peer's option is not known here: what it issues at most is what both devices can.
             max_dest_rd_atomic: rd_atomic,
             timeout: options.timeout,
             retry_cnt: options.retry_cnt,
@@ -203,7 +205,7 @@ impl QueuePair {
         let connect = move || {
             let done = core.with_qp(|qp| qp.connect(&attr));
             if matches!(done, Some(Ok(()))) {
-                core.connected.store(true, Ordering::Release);
+                core.set_ready(issues);
                 // A software transport has something to do now, and no event says so.
                 core.send.cq.nudge();
             }

@@ -9,11 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard, Weak};
 
 use super::{Prefault, memfd};
+use crate::background;
 use crate::cuda::{DeviceMemory, Flight};
 use crate::error::MemoryError;
 
 /// From this size on, a mapping of ours asks for huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
+
+/// From this size on, a mapping of ours is unmapped elsewhere: that takes a while.
+const LARGE: usize = 64 << 20;
 
 /// What names the next memfd, or allocation of a GPU, in this process. None is 0.
 static NEXT_NAME: AtomicU64 = AtomicU64::new(1);
@@ -259,9 +263,14 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if let Backing::Mapped { mapped_len, .. } = self.backing {
-            // SAFETY: mapped by `map` with this length, and unmapped only here; whoever uses the memory holds an
-            // `Arc` of this value.
-            unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(self.addr), mapped_len) };
+            let addr = self.addr;
+            let unmap = move || {
+                // SAFETY: mapped by `map` with this length, and unmapped only here; whoever uses the memory holds an
+                // `Arc` of this value.
+                unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(addr), mapped_len) };
+            };
+            // Letting go of many pages takes a while, and the last user may be a task's buffer (R9).
+            if mapped_len >= LARGE { background::run(unmap) } else { unmap() }
         }
     }
 }

@@ -34,8 +34,8 @@ impl Kind for Exposed {}
 
 /// One registration, shared by the region and every slice of it. The last of them deregisters it.
 ///
-/// Deregistration happens in `mr`'s drop: cheap on the soft provider. Where it blocks (real devices), this is the one
-/// place from which the registration goes to the reaper instead.
+/// Deregistration happens in `mr`'s drop: cheap on the soft provider, and on a thread of its own or in the background where it
+/// blocks.
 #[derive(Debug)]
 pub(crate) struct MrInner {
     // Dropped in this order: the registration before its domain and the memory.

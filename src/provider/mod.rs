@@ -28,6 +28,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use crate::background::Lane;
 use crate::device::Capabilities;
 use crate::error::{DeviceError, MemoryError, PostError, QpError};
 use crate::memory::{Exposed, Mapping, Region};
@@ -563,12 +564,12 @@ impl Srq {
         }
     }
 
-    /// As [`Qp::destroy_blocks`].
-    pub(crate) fn destroy_blocks(&self) -> bool {
+    /// As [`Qp::lane`].
+    pub(crate) fn lane(&self) -> Option<Arc<Lane>> {
         match self {
-            Self::Soft(_) => false,
+            Self::Soft(_) => None,
             #[cfg(feature = "verbs")]
-            Self::Verbs(_) => true,
+            Self::Verbs(s) => Some(s.lane().clone()),
         }
     }
 
@@ -710,12 +711,12 @@ impl Qp {
         }
     }
 
-    /// Whether [`destroy`](Self::destroy) may block, and belongs off the runtime's workers.
-    pub(crate) fn destroy_blocks(&self) -> bool {
+    /// Where [`destroy`](Self::destroy) belongs, since it may block. `None` where it does not.
+    pub(crate) fn lane(&self) -> Option<Arc<Lane>> {
         match self {
-            Self::Soft(_) => false,
+            Self::Soft(_) => None,
             #[cfg(feature = "verbs")]
-            Self::Verbs(_) => true,
+            Self::Verbs(q) => Some(q.lane().clone()),
         }
     }
 

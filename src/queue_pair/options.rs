@@ -54,7 +54,8 @@ pub enum Role {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConnectOptions {
-    /// READs that each side may have outstanding at most; the smaller of both sides and of the devices is used.
+    /// READs and atomics that this side may have outstanding at most, less where one of the two devices has less; further
+    /// ones wait in the queue. 0 refuses them. By RDMA_CM, which tells the peer, it also limits those of the peer.
     pub max_rd_atomic: u8,
     /// Local ACK time-out: 4.096 µs × 2^timeout, at most 31; 0 is for ever.
     pub timeout: u8,

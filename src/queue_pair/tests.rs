@@ -6,6 +6,7 @@ use super::*;
 use crate::completion_queue::CqConfig;
 use crate::device::{Device, Profile, SoftConfig, SoftTransport};
 use crate::error::WcStatus;
+use crate::memory::{Access, Memory};
 use crate::provider::{SendOp, Sge};
 use crate::ring::{Owner, Wr, WrKind};
 
@@ -128,4 +129,59 @@ async fn k9_queue_pairs_without_a_transport_in_common_are_not_connected() {
         received.await.0.unwrap();
         assert_eq!(b.path().unwrap().transport, name);
     }
+}
+
+/// Two connected queue pairs of a device of their own each, the second of which is made with `options`.
+async fn pair(options: ConnectOptions) -> (ProtectionDomain, QueuePair, ProtectionDomain, QueuePair) {
+    let queue_pair = || {
+        let device = Device::soft(SoftConfig::new()).unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = CompletionQueue::new(&device, CqConfig::new(128)).unwrap();
+        let qp = QueuePair::new(&pd, &cq, &cq, QpConfig::new(64, 8)).unwrap();
+        (pd, qp)
+    };
+    let ((a_pd, a), (b_pd, b)) = (queue_pair(), queue_pair());
+    a.connect(&b.endpoint().unwrap(), Role::Active, ConnectOptions::default()).await.unwrap();
+    b.connect(&a.endpoint().unwrap(), Role::Passive, options).await.unwrap();
+    (a_pd, a, b_pd, b)
+}
+
+/// The peer's option says what it issues itself, and not what it serves: nobody has told this side.
+#[tokio::test]
+async fn r10_reads_beyond_what_the_peer_issues_harm_nothing() {
+    for theirs in [4, 1, 0] {
+        let options = ConnectOptions { max_rd_atomic: theirs, ..ConnectOptions::default() };
+        let (a_pd, a, b_pd, b) = pair(options).await;
+        let source = b_pd.register_exposed(Memory::anonymous(64), Access::READ).await.unwrap();
+        let from = source.remote().whole();
+        let mut reads = Vec::new();
+        for _ in 0..16 {
+            let target = a_pd.register_local(Memory::anonymous(64)).await.unwrap();
+            reads.push(a.read(target.into_slice(), from));
+        }
+        for read in reads {
+            read.await.0.unwrap();
+        }
+        assert!(a.failure().is_none() && b.failure().is_none());
+    }
+}
+
+/// A device has no place for it, and waits for one for ever.
+#[tokio::test]
+async fn r10_a_read_of_a_connection_that_was_made_for_none_is_refused_and_harms_nothing() {
+    let options = ConnectOptions { max_rd_atomic: 0, ..ConnectOptions::default() };
+    let (a_pd, a, b_pd, b) = pair(options).await;
+    let access = Access::READ_WRITE.with_atomics();
+    let exposed = a_pd.register_exposed(Memory::anonymous(64), access).await.unwrap();
+    let there = exposed.remote().whole();
+    let word = there.slice(0, 8).unwrap();
+    let own = async |len| b_pd.register_local(Memory::anonymous(len)).await.unwrap().into_slice();
+    for (what, refused) in [
+        ("READ", b.read(own(64).await, there).await.0.map(drop)),
+        ("atomic", b.fetch_add(own(8).await, word, 1).await.0.map(drop)),
+    ] {
+        assert!(matches!(refused, Err(OpError::Refused { limit: 0, .. })), "{what}: {refused:?}");
+    }
+    b.write(own(64).await, there).await.0.unwrap();
+    assert!(a.failure().is_none() && b.failure().is_none());
 }

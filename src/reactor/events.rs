@@ -6,10 +6,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak, mpsc};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
 /// Where events come from.
@@ -33,20 +35,36 @@ impl Drop for Watch {
 /// Has `source` drained whenever one of `descriptors`, which are copies of its own, becomes readable. Does not keep it
 /// alive.
 pub(crate) fn watch(source: Weak<dyn EventSource>, descriptors: Vec<OwnedFd>) -> io::Result<Watch> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
-    {
-        let _entered = runtime.enter();
-        for descriptor in descriptors {
-            // SAFETY: the descriptor is owned by the `AsyncFd`, which gives it to nobody.
-            let io = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
-            runtime.spawn(wait(io, source.clone()));
-        }
-    }
     let stop = Arc::new(Notify::new());
     let stopped = stop.clone();
+    let (tell, told) = mpsc::channel();
     let thread = std::thread::Builder::new().name("landfall-events".to_owned());
-    thread.spawn(move || runtime.block_on(stopped.notified()))?;
-    Ok(Watch { stop })
+    // The runtime lives and ends on its thread: a worker of another one may not drop it, on the ways of errors neither.
+    thread.spawn(move || match prepare(source, descriptors) {
+        Ok(runtime) => {
+            let _ = tell.send(Ok(()));
+            runtime.block_on(stopped.notified());
+        }
+        Err(error) => {
+            let _ = tell.send(Err(error));
+        }
+    })?;
+    match told.recv() {
+        Ok(ready) => ready.map(|()| Watch { stop }),
+        Err(_) => Err(io::Error::other("the thread that waits for a device's events has panicked")),
+    }
+}
+
+fn prepare(source: Weak<dyn EventSource>, descriptors: Vec<OwnedFd>) -> io::Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let _entered = runtime.enter();
+    for descriptor in descriptors {
+        // SAFETY: the descriptor is owned by the `AsyncFd`, which gives it to nobody.
+        let io = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
+        runtime.spawn(wait(io, source.clone()));
+    }
+    drop(_entered);
+    Ok(runtime)
 }
 
 async fn wait(io: AsyncFd<OwnedFd>, source: Weak<dyn EventSource>) {
@@ -54,7 +72,12 @@ async fn wait(io: AsyncFd<OwnedFd>, source: Weak<dyn EventSource>) {
     loop {
         let Ok(mut guard) = io.readable().await else { return };
         let Some(source) = source.upgrade() else { return };
-        source.drain();
+        // Wakers and the drops of buffers are the user's code: a panic of one does not end this waiter.
+        if catch_unwind(AssertUnwindSafe(|| source.drain())).is_err() {
+            tracing::error!("a waker or a buffer's owner panicked while a device's events were passed on");
+            // What the source still had is taken now: it may be behind the same edge.
+            continue;
+        }
         guard.clear_ready();
     }
 }

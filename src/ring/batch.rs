@@ -120,7 +120,7 @@ impl<'a> Batch<'a> {
     fn admit(&self, op: &Op) -> Result<Wr, OpError> {
         let wr = op.check(&self.qp.pd)?;
         let recv = op.is_recv();
-        self.qp.check_connected(recv)?;
+        self.qp.check_connected(&wr)?;
         let side = self.qp.side(recv);
         let (queue, pushed) = if recv { ("receive", self.recvs) } else { ("send", self.sends) };
         let qp_num = self.qp.tie.qp_num;

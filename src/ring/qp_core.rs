@@ -6,7 +6,7 @@
 //! Locks, in the order in which they may be held: a side's `post` (send before receive), `qp`, a ring.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{OnceLock, RwLock};
 
 use super::buffer::Buffer;
@@ -21,7 +21,7 @@ use crate::device::ProtectionDomain;
 use crate::error::{OpError, PostError};
 use crate::memory::AnySlice;
 use crate::provider::events::Enrolled;
-use crate::provider::{self, QpState, RecvWr, WrChain};
+use crate::provider::{self, QpState, RecvWr, SendOp, WrChain};
 use crate::sync::{Arc, Mutex, MutexGuard};
 
 /// A queue pair, or a shared receive queue, which is like one that has no send side and that several queue pairs
@@ -33,6 +33,8 @@ pub(crate) struct QpCore {
     pub(crate) recv: Side,
     pub(crate) pd: ProtectionDomain,
     pub(crate) connected: AtomicBool,
+    /// READs and atomics that the connection allows this side.
+    rd_atomic: AtomicU8,
     /// Payloads up to this are copied at the post.
     pub(crate) inline: u32,
     /// The shared receive queue that it receives by, if so.
@@ -123,6 +125,7 @@ impl QpCore {
             recv,
             pd,
             connected: AtomicBool::new(false),
+            rd_atomic: AtomicU8::new(0),
             inline,
             srq,
             attached: AtomicUsize::new(0),
@@ -169,7 +172,7 @@ impl QpCore {
         buf: Option<AnySlice>,
     ) -> Result<Key, (OpError, Option<AnySlice>)> {
         let recv = matches!(wr.kind, WrKind::Recv);
-        if let Err(error) = self.check_connected(recv) {
+        if let Err(error) = self.check_connected(&wr) {
             return Err((error, buf));
         }
         let side = self.side(recv);
@@ -208,7 +211,7 @@ impl QpCore {
     pub(crate) fn try_submit(&self, op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
         let recv = op.is_recv();
         let side = self.side(recv);
-        let admitted = op.check(&self.pd).and_then(|_| self.check_connected(recv)).and_then(|()| {
+        let admitted = op.check(&self.pd).and_then(|wr| self.check_connected(&wr)).and_then(|()| {
             let ring = side.cq.ring.lock();
             ring.check_open(&self.tie)?;
             if ring.room(side.half) == 0 {
@@ -249,20 +252,33 @@ impl QpCore {
         settle(&mut fx);
     }
 
-    /// The connection manager has connected it. False when it was closed meanwhile.
-    pub(crate) fn set_connected(&self) -> bool {
+    /// It is connected, and may have as many READs and atomics outstanding.
+    pub(crate) fn set_ready(&self, rd_atomic: u8) {
+        self.rd_atomic.store(rd_atomic, Ordering::Release);
+        self.connected.store(true, Ordering::Release);
+    }
+
+    /// The connection manager has connected it, for as many READs and atomics. False when it was closed meanwhile.
+    pub(crate) fn set_connected(&self, rd_atomic: u8) -> bool {
         if self.tie.is_closing() {
             return false;
         }
         self.tie.cause.set_managed();
-        self.connected.store(true, Ordering::Release);
+        self.set_ready(rd_atomic);
         self.send.cq.nudge();
         true
     }
 
     /// Whether an operation can be submitted here, by its kind and by what has become of the queue pair.
-    pub(super) fn check_connected(&self, recv: bool) -> Result<(), OpError> {
+    pub(super) fn check_connected(&self, wr: &Wr) -> Result<(), OpError> {
         let qp_num = self.tie.qp_num;
+        let (recv, reads) = match wr.kind {
+            WrKind::Recv => (true, false),
+            WrKind::Send(SendOp::Send { .. } | SendOp::Write { .. }) => (false, false),
+            WrKind::Send(SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CompareSwap { .. }) => {
+                (false, true)
+            }
+        };
         let not_here = |what, fix| Err(OpError::Refused { what, asked: 1, limit: 0, fix });
         if recv && self.srq.is_some() {
             return not_here(
@@ -273,8 +289,18 @@ impl QpCore {
         if !recv && self.tie.shared {
             return not_here("a send on a shared receive queue", "submit it to a queue pair");
         }
-        if recv || self.connected.load(Ordering::Acquire) {
+        if recv {
             return Ok(());
+        }
+        if self.connected.load(Ordering::Acquire) {
+            // A device waits for ever for a place that there is none of.
+            return match reads && self.rd_atomic.load(Ordering::Acquire) == 0 {
+                true => not_here(
+                    "READs and atomics of a connection that was made for none",
+                    "connect with ConnectOptions::max_rd_atomic above 0, by RDMA_CM at both sides",
+                ),
+                false => Ok(()),
+            };
         }
         Err(if self.tie.cause.is_device_gone() {
             self.tie.cause.flushed(qp_num)

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use super::cq_core::Fx;
 use super::qp_core::{Object, QpCore, settle};
-use crate::background;
 use crate::error::OpError;
 use crate::provider;
 use crate::provider::events::{Affected, Harm};
@@ -193,8 +192,8 @@ impl QpCore {
         fx.fire();
     }
 
-    /// The one place where a queue pair is destroyed. `then` follows when it is: at once, or on the background thread
-    /// where the destruction blocks (R9).
+    /// The one place where a queue pair is destroyed. `then` follows when it is: at once, or on a thread of the
+    /// device where the destruction blocks (R9).
     ///
     /// Posts find no queue pair from then on. One that comes just before is of an operation that is in its slot, and ends
     /// with the others.
@@ -211,12 +210,15 @@ impl QpCore {
                 srq.detach();
             }
         };
-        let blocks = match self.object.read().unwrap_or_else(|e| e.into_inner()).as_ref() {
-            Some(Object::Pair(qp)) => qp.destroy_blocks(),
-            Some(Object::Shared(srq)) => srq.destroy_blocks(),
-            None => false,
+        let lane = match self.object.read().unwrap_or_else(|e| e.into_inner()).as_ref() {
+            Some(Object::Pair(qp)) => qp.lane(),
+            Some(Object::Shared(srq)) => srq.lane(),
+            None => None,
         };
-        if blocks { background::run(finish) } else { finish() }
+        match lane {
+            Some(lane) => lane.run(finish),
+            None => finish(),
+        }
     }
 
     fn release(&self, linger: bool) {

@@ -8,16 +8,23 @@ use crate::harness::*;
 
 /// Of an example on the two devices, within the deadline: the program has one of its own.
 fn output(example: &str, arguments: &str) -> Output {
+    output_on(&name(0), &name(1), example, arguments)
+}
+
+fn output_on(near: &str, far: &str, example: &str, arguments: &str) -> Output {
     let exe = std::env::current_exe().unwrap();
     let path = exe.ancestors().nth(2).unwrap().join("examples").join(example);
     assert!(path.exists(), "{} is missing: run cargo build --examples", path.display());
     let mut command = Command::new(path);
-    command.args(["--json", "--transport", "verbs", "--device", &name(0), "--peer-device", &name(1)]);
+    command.args(["--json", "--transport", "verbs", "--device", near, "--peer-device", far]);
     command.args(arguments.split_whitespace()).output().unwrap()
 }
 
 fn report(example: &str, arguments: &str) -> Value {
-    let out = output(example, arguments);
+    parse(output(example, arguments), arguments)
+}
+
+fn parse(out: Output, arguments: &str) -> Value {
     assert!(out.status.success(), "{arguments}: {}", String::from_utf8_lossy(&out.stderr));
     serde_json::from_slice(&out.stdout).unwrap()
 }
@@ -46,6 +53,20 @@ fn k1_kv_stream_reads_whichever_way() {
         let seen = report("kv_stream", &format!("--read {way} --qps 2 --requests 2 --tokens 256 --layers 3"));
         assert_eq!(seen["verified"], true, "{seen}");
         assert!(seen["read"]["method"].as_str().unwrap().starts_with(method), "{seen}");
+    }
+}
+
+/// Both devices at both ends, each joined to the other end of its cable.
+#[test]
+#[ignore = "needs RDMA devices"]
+fn k10_kv_stream_has_a_rail_over_each_device() {
+    let (near, far) = (format!("{},{}", name(0), name(1)), format!("{},{}", name(1), name(0)));
+    for more in ["", "--read auto", "--layerwise"] {
+        let arguments = format!("--requests 2 --tokens 256 --layers 3 {more}");
+        let seen = parse(output_on(&near, &far, "kv_stream", &arguments), &arguments);
+        let rails = seen["path"]["rails"].as_array().unwrap();
+        let devices: Vec<_> = rails.iter().map(|rail| rail["device"].as_str().unwrap()).collect();
+        assert_eq!((&seen["verified"], devices), (&true.into(), vec![&*name(0), &name(1)]), "{seen}");
     }
 }
 

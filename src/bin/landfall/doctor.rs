@@ -14,7 +14,7 @@ pub(crate) struct Args {
     /// Of all devices, examine this one; it has to be there and its port has to be up
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// The host is to be ready for GPUDirect, which this version does not use yet: a failure where it is not
+    /// The host is to be ready for GPUDirect: a failure where it is not
     #[arg(long)]
     gpu: bool,
     /// Queue pairs are to be connected so; out of band fails on devices that only RDMA_CM connects

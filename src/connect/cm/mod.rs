@@ -281,6 +281,15 @@ impl Target {
 }
 
 impl Connection {
+    /// READs and atomics that both sides allow this one to have outstanding.
+    pub(crate) fn rd_atomic(&self) -> u8 {
+        match self {
+            Self::Soft(c) => c.rd_atomic(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(c) => c.rd_atomic(),
+        }
+    }
+
     /// What the other side sent along with its request or its acceptance, zero-padded or not.
     pub(crate) fn private_data(&self) -> &[u8] {
         match self {

@@ -189,7 +189,8 @@ impl SoftRequest {
         frame::write(&mut stream, &bytes, Stage::Reply, deadline).await?;
         read(&mut stream, Kind::CmReady, stage, deadline).await?;
         let private = std::mem::take(&mut self.offer.private);
-        Ok(SoftConnection { stream, peer: self.peer, local: self.local, private })
+        let rd_atomic = agreed.max_rd_atomic;
+        Ok(SoftConnection { stream, peer: self.peer, local: self.local, private, rd_atomic })
     }
 
     pub(super) fn reject(mut self, private: &[u8]) {
@@ -260,7 +261,7 @@ pub(super) async fn connect(
     }
     let ready = frame::encode(Kind::CmReady, 0, |_| {})?;
     frame::write(&mut stream, &ready, Stage::Established, deadline).await?;
-    Ok(SoftConnection { stream, peer, local, private: reply.private })
+    Ok(SoftConnection { stream, peer, local, private: reply.private, rd_atomic: attr.max_rd_atomic })
 }
 
 /// The reason of a rejection by the program on the other side, in RDMA_CM's words.
@@ -343,9 +344,15 @@ pub(crate) struct SoftConnection {
     peer: SocketAddr,
     local: SocketAddr,
     private: Vec<u8>,
+    /// READs and atomics that this side may have outstanding.
+    rd_atomic: u8,
 }
 
 impl SoftConnection {
+    pub(super) fn rd_atomic(&self) -> u8 {
+        self.rd_atomic
+    }
+
     pub(super) fn peer_addr(&self) -> SocketAddr {
         self.peer
     }

@@ -224,7 +224,7 @@ impl CmConnection {
     }
 
     fn new(qp: &QueuePair, connection: Connection) -> Result<Self, ConnectError> {
-        if !qp.core().set_connected() {
+        if !qp.core().set_connected(connection.rd_atomic()) {
             return Err(ConnectError::resources(qp.closed("connected")));
         }
         let connection = Arc::new(connection);

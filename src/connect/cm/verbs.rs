@@ -212,7 +212,10 @@ impl VerbsRequest {
             return Err(foreign());
         }
         let stage = Stage::Reply;
+        let own = attr.max_rd_atomic;
         let attr = attr.agreed(event.initiator_depth, event.responder_resources);
+        // The driver agrees by itself on iWARP, and does not always say on what.
+        let rd_atomic = if qp.is_iwarp() { own } else { attr.max_rd_atomic };
         let (id, target, reply) = (events.id().clone(), qp.clone(), private.to_vec());
         let accepting = thread::run(stage, move || {
             target.check_new().map_err(ConnectError::resources)?;
@@ -229,7 +232,7 @@ impl VerbsRequest {
             return Err(failed_accept(done, stage, peer, &device));
         }
         qp.connected(events.id());
-        Ok(VerbsConnection::new(events, local, peer, event.private))
+        Ok(VerbsConnection::new(events, local, peer, event.private, rd_atomic))
     }
 
     pub(super) fn reject(self, private: &[u8]) {
@@ -287,11 +290,11 @@ pub(super) async fn connect(
     requested.map_err(|e| failed_call(e, "rdma_connect", stage, to, device))?;
 
     let stage = Stage::Reply;
-    let reply = if qp.is_iwarp() {
+    let (reply, rd_atomic) = if qp.is_iwarp() {
         let reply = wait_for(&events, CmEventKind::Established, stage, deadline, to, device).await?;
         // The driver was quicker. Its end is that of the connection, by the drop of the identifier.
         check(&reply.private)?;
-        reply
+        (reply, attr.max_rd_atomic)
     } else {
         let reply = wait_for(&events, CmEventKind::ConnectResponse, stage, deadline, to, device).await?;
         check(&reply.private)?;
@@ -303,11 +306,11 @@ pub(super) async fn connect(
             id.establish().map_err(|source| ConnectError::Manager { stage, what: "rdma_establish", source })
         });
         deadline.run(stage, async { ready.await? }).await?;
-        reply
+        (reply, attr.max_rd_atomic)
     };
     qp.connected(events.id());
     let local = events.id().local_addr().unwrap_or(SocketAddr::new(IpAddr::from([0; 4]), 0));
-    Ok(VerbsConnection::new(events, local, to, reply.private))
+    Ok(VerbsConnection::new(events, local, to, reply.private, rd_atomic))
 }
 
 /// The event that is the next step, or the error that another one is.
@@ -334,10 +337,12 @@ pub(crate) struct VerbsConnection {
     local: SocketAddr,
     peer: SocketAddr,
     private: Vec<u8>,
+    /// READs and atomics that this side may have outstanding.
+    rd_atomic: u8,
 }
 
 impl VerbsConnection {
-    fn new(events: Events, local: SocketAddr, peer: SocketAddr, private: Vec<u8>) -> Self {
+    fn new(events: Events, local: SocketAddr, peer: SocketAddr, private: Vec<u8>, rd_atomic: u8) -> Self {
         let id = events.id().clone();
         Self {
             events: Mutex::new(events),
@@ -347,7 +352,12 @@ impl VerbsConnection {
             local,
             peer,
             private,
+            rd_atomic,
         }
+    }
+
+    pub(super) fn rd_atomic(&self) -> u8 {
+        self.rd_atomic
     }
 
     pub(super) fn peer_addr(&self) -> SocketAddr {

@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 use super::loans::Asked;
 use super::rails::Job;
 use super::{Inner, KvDriver};
-use crate::background;
+use crate::background::{self, Lane};
 use crate::connect::Lines;
 use crate::kv::blocks::Blocks;
 use crate::kv::lock;
@@ -43,6 +43,15 @@ impl After {
     /// Whether there is something that a user who hears of the end expects to be back in its place.
     fn returns(&self) -> bool {
         !(self.blocks.is_empty() && self.sources.is_empty() && self.asked.is_empty()) || self.ledger.is_some()
+    }
+}
+
+/// Where they are destroyed: with what else is of their device; those of several devices by themselves, so that none waits for another.
+fn lane_of(queue_pairs: &[provider::Qp]) -> Arc<Lane> {
+    let mut lanes = queue_pairs.iter().filter_map(provider::Qp::lane);
+    match lanes.next() {
+        Some(first) if lanes.all(|lane| Arc::ptr_eq(&lane, &first)) => first,
+        _ => Arc::new(Lane::new()),
     }
 }
 
@@ -86,7 +95,8 @@ impl KvDriver {
         if let Some(this) = self.me.upgrade() {
             for (job, queue_pairs) in destroy {
                 let this = this.clone();
-                background::run(move || this.destroy(job, queue_pairs));
+                let lane = lane_of(&queue_pairs);
+                lane.run(move || this.destroy(job, queue_pairs));
             }
             talk.into_iter().for_each(|(rail, bytes)| this.hear(rail, &bytes));
             probe.into_iter().for_each(|rail| this.probe(rail));

@@ -382,7 +382,7 @@ impl Inner {
         let State::Draining { cause, .. } = self.state else { return };
         let queue_pairs: Vec<_> = self.queues.iter_mut().filter_map(Queue::take_qp).collect();
         self.state = State::Destroying { cause };
-        if queue_pairs.iter().any(provider::Qp::destroy_blocks) {
+        if queue_pairs.iter().any(|qp| qp.lane().is_some()) {
             self.destroying += 1;
             after.destroy.push((Job::Channel, queue_pairs));
         } else {

@@ -285,7 +285,7 @@ impl Inner {
         let own = self.queues[self.rails[rail].qps.clone()].iter_mut();
         let queue_pairs: Vec<_> = own.filter_map(Queue::take_qp).collect();
         self.rails[rail].phase = Phase::Destroying;
-        if queue_pairs.iter().any(provider::Qp::destroy_blocks) {
+        if queue_pairs.iter().any(|qp| qp.lane().is_some()) {
             self.destroying += 1;
             after.destroy.push((Job::Rail(rail), queue_pairs));
         } else {

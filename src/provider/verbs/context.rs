@@ -15,6 +15,7 @@ use std::sync::Arc;
 use super::calls::{check, object};
 use super::load;
 use super::sys::{LibIbverbs, ibv_context, ibv_device, ibv_pd};
+use crate::background::Lane;
 use crate::error::DeviceError;
 use crate::provider::events::ObjectId;
 
@@ -30,6 +31,8 @@ pub(super) struct Context {
     raw: NonNull<ibv_context>,
     /// What tells its entry among [`USER_DEVICES`] from one that has its name later. `None` where there is no such list.
     entry: Option<u64>,
+    /// Where its objects are destroyed, which waits for the device.
+    pub(super) lane: Arc<Lane>,
 }
 
 // SAFETY: libibverbs' calls on a context and on what belongs to it may come from any thread and at the same time; no
@@ -168,7 +171,8 @@ impl DeviceList {
         let entry = entry(&user_device);
         // SAFETY: as above. A context holds a reference to its device, which outlives the list.
         let raw = unsafe { self.lib.ibv_open_device(device) };
-        let opened = object(raw).map(|raw| Context { lib: self.lib, raw, entry });
+        let opened =
+            object(raw).map(|raw| Context { lib: self.lib, raw, entry, lane: Arc::new(Lane::new()) });
         Some(opened.map_err(|error| not_permitted(&user_device).unwrap_or(error)))
     }
 }

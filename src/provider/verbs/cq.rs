@@ -13,7 +13,6 @@ use super::context::{Context, Ended, user_pointer};
 use super::map;
 use super::qp::ERR;
 use super::sys::{ibv_comp_channel, ibv_cq, ibv_wc};
-use crate::background;
 use crate::error::DeviceError;
 use crate::provider::events::ObjectId;
 use crate::provider::{Armed, Cqe, WcStatus};
@@ -95,7 +94,7 @@ impl VerbsChannel {
 impl Drop for VerbsChannel {
     fn drop(&mut self) {
         let ended = Ended { context: self.context.clone(), raw: self.raw, keep: () };
-        background::run(move || {
+        self.context.lane.run(move || {
             ended.destroy("a completion channel", |lib, channel| {
                 // SAFETY: created by `create`, destroyed only here; its queues held an `Arc` of it and are gone.
                 unsafe { lib.ibv_destroy_comp_channel(channel) }
@@ -217,14 +216,15 @@ impl RawCq {
     }
 
     fn poll(&self, out: &mut [Cqe]) -> io::Result<usize> {
-        let mut wcs = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+        // Zero, and not as it comes: of a failed completion drivers write some members only.
+        let mut wcs = [const { MaybeUninit::<ibv_wc>::zeroed() }; BATCH];
         let mut taken = 0;
         let destroyed = self.destroyed.load(Ordering::Acquire);
         for chunk in out.chunks_mut(BATCH) {
             // SAFETY: the queue is live.
             let n = unsafe { calls::poll_cq(self.raw(), &mut wcs[..chunk.len()]) }?;
             for (slot, wc) in chunk.iter_mut().zip(&wcs[..n]) {
-                // SAFETY: the first `n` entries were written by the call.
+                // SAFETY: plain integers and a union of them: zero before the call, or what it has written.
                 *slot = map::cqe(unsafe { wc.assume_init_ref() });
                 if slot.status != WcStatus::Success {
                     self.states().failed(slot.qp_num);
@@ -248,7 +248,7 @@ impl Drop for RawCq {
     /// Elsewhere: a driver may wait for the last event of the queue, and it may be a worker that drops it.
     fn drop(&mut self) {
         let ended = Ended { context: self.context.clone(), raw: self.raw, keep: self.channel.take() };
-        background::run(move || {
+        self.context.lane.run(move || {
             ended.destroy("a completion queue", |lib, cq| {
                 // SAFETY: created by `create`, destroyed only here; its queue pairs held an `Arc` of it and are gone.
                 unsafe { lib.ibv_destroy_cq(cq) }

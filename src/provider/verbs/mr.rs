@@ -11,7 +11,6 @@ use super::calls::{check, object};
 use super::context::RawPd;
 use super::gpudirect;
 use super::sys::ibv_mr;
-use crate::background;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
 use crate::provider::{AccessFlags, limits};
@@ -126,13 +125,14 @@ impl Drop for VerbsMr {
     fn drop(&mut self) {
         let Some(pinned) = self.pinned.take() else { return };
         let large = pinned.length >= LARGE;
+        let lane = pinned.pd.context.lane.clone();
         let counted = Ending { number: ENDING.begin(), pinned: Some(pinned) };
         if large {
             // When no thread can be had, the closure is dropped, and this thread does it.
             let _ =
                 std::thread::Builder::new().name("landfall-unpin".to_owned()).spawn(move || drop(counted));
         } else {
-            background::run(move || drop(counted));
+            lane.run(move || drop(counted));
         }
     }
 }

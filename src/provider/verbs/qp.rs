@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::calls::{check, object};
 use super::context::{Ended, RawPd, user_pointer};
@@ -14,7 +14,7 @@ use super::map;
 use super::post::Scratch;
 use super::srq::VerbsSrq;
 use super::sys::*;
-use crate::background;
+use crate::background::Lane;
 use crate::error::QpError;
 use crate::provider::events::ObjectId;
 use crate::provider::{QpAddress, QpConnect, QpInit, QpState};
@@ -129,6 +129,16 @@ impl RawQp {
             return Err(io::ErrorKind::NotConnected.into());
         }
         self.modify_now(attr, mask)
+    }
+
+    /// To the error state.
+    fn fail(&self, life: MutexGuard<'_, Life>) -> io::Result<()> {
+        if matches!(*life, Life::Abandoned | Life::Destroyed) {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        self.modify_now(&mut attributes(IBV_QPS_ERR), IBV_QP_STATE)?;
+        self.state.store(ERR, Ordering::Release);
+        Ok(())
     }
 
     fn life(&self) -> MutexGuard<'_, Life> {
@@ -361,7 +371,7 @@ impl Drop for VerbsQp {
     fn drop(&mut self) {
         if !self.raw.is_over() {
             let raw = self.raw.clone();
-            background::run(move || raw.destroy());
+            self.lane().run(move || raw.destroy());
         }
     }
 }
@@ -373,6 +383,11 @@ impl VerbsQp {
 
     pub(super) fn fabric(&self) -> Fabric {
         self.device.port().fabric
+    }
+
+    /// Where it is destroyed: that waits for the device.
+    pub(crate) fn lane(&self) -> &Arc<Lane> {
+        &self.raw.pd.context.lane
     }
 
     /// Blocks until the driver has let go.
@@ -438,13 +453,23 @@ impl VerbsQp {
         Ok(())
     }
 
+    /// At once; or soon, while somebody else moves it: on RoCE the kernel may be looking for the peer's address, for a second
+    /// and more, and whoever calls this has no time (R9).
     pub(crate) fn set_error(&self) -> Result<(), QpError> {
-        let mut attr = attributes(IBV_QPS_ERR);
-        self.raw
-            .modify(&mut attr, IBV_QP_STATE)
-            .map_err(|source| QpError::Os { what: "moving a queue pair to ERR", source })?;
-        self.raw.state.store(ERR, Ordering::Release);
-        Ok(())
+        let life = match self.raw.life.try_lock() {
+            Ok(life) => life,
+            Err(TryLockError::Poisoned(life)) => life.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let raw = self.raw.clone();
+                self.lane().run(move || {
+                    // One that has ended meanwhile needs nothing.
+                    let _ = raw.fail(raw.life());
+                });
+                return Ok(());
+            }
+        };
+        let failed = self.raw.fail(life);
+        failed.map_err(|source| QpError::Os { what: "moving a queue pair to ERR", source })
     }
 
     /// By what this side did and saw; where that is not all, by asking the driver.

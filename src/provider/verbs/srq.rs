@@ -8,7 +8,7 @@ use super::context::{Ended, RawPd, user_pointer};
 use super::device::{Fabric, VerbsPd};
 use super::post::{Scratch, index_of};
 use super::sys::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
-use crate::background;
+use crate::background::Lane;
 use crate::error::{PostError, QpError};
 use crate::provider::RecvWr;
 use crate::provider::events::ObjectId;
@@ -85,6 +85,13 @@ impl VerbsSrq {
     }
 }
 
+impl VerbsSrq {
+    /// As of a queue pair.
+    pub(crate) fn lane(&self) -> &Arc<Lane> {
+        &self.pd.context.lane
+    }
+}
+
 impl Drop for VerbsSrq {
     /// Elsewhere, unless somebody waits; see [`VerbsSrq::destroy`].
     fn drop(&mut self) {
@@ -95,6 +102,6 @@ impl Drop for VerbsSrq {
                 unsafe { lib.ibv_destroy_srq(srq) }
             });
         };
-        if self.in_place { destroy() } else { background::run(destroy) }
+        if self.in_place { destroy() } else { self.lane().run(destroy) }
     }
 }

@@ -16,14 +16,12 @@ use super::data::{self, Budget, Setup, Share};
 use super::lane::Lane;
 use super::load::Report;
 use super::talk::{self, About, Answer, Ask, Counted, Shape};
-use super::units::{many, show_bytes};
+use super::units::{LONGEST, many, show_bytes};
 use crate::device::{Side, tcp_device};
 use crate::output::Error;
 
 /// How long a client may take to connect the data channel that it asked for.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a client may have the server drive.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What all sessions share.
 #[derive(Clone)]

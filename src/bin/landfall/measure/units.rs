@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// What is measured takes at most.
+pub(crate) const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Bytes: a number, or one with K, M or G for powers of 1024 (`64K`, `2MiB`).
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -37,6 +40,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let number: f64 = number.parse().map_err(|_| "a time, as 2, 0.5, 200ms or 1m".to_owned())?;
     match Duration::try_from_secs_f64(number * scale) {
         Ok(Duration::ZERO) => Err("a time above 0".to_owned()),
+        Ok(time) if time > LONGEST => Err("a day at most".to_owned()),
         Ok(time) => Ok(time),
         Err(_) => Err("too long a time".to_owned()),
     }
@@ -104,7 +108,11 @@ mod tests {
         for wrong in ["", "s", "-1", "1h", "1.2.3", "1e9"] {
             assert!(duration(wrong).is_err(), "{wrong:?}");
         }
-        assert!(duration(&"9".repeat(40)).is_err());
+        // What is longer than anybody measures overflows nothing.
+        for wrong in ["86401", "10000000000000000000", &"9".repeat(40)] {
+            assert!(duration(wrong).is_err(), "{wrong:?}");
+        }
+        assert_eq!(duration("1440m"), Ok(LONGEST));
     }
 
     #[test]
