@@ -13,8 +13,8 @@
 //! A read is over when its outcome is told and no device writes to its targets any more. It ends with its connection:
 //! nothing of it is remembered (the grants of reads are not in the ledger).
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use super::asking::Asking;
 use super::config::Config;
@@ -25,10 +25,7 @@ use super::outbox::{Outbox, Queued};
 use super::plan::{Cursor, Plan};
 use super::receiver::Receiver;
 use super::transfer::Aborting;
-
-/// An owner that was asked to stop writing, and does not say that it has, is given up after so many times `peer_timeout`:
-/// its send queues are deep, and may drain slowly.
-const PATIENCE: u32 = 4;
+use super::word::patience;
 
 /// A read to be started.
 #[derive(Debug)]
@@ -92,7 +89,9 @@ pub(super) struct Read {
 
 #[derive(Debug)]
 pub(super) struct Reader {
-    pub(super) reads: Numbered<Read>,
+    reads: Numbered<Read>,
+    /// Those that are alive, by their grants.
+    by_grant: HashMap<u64, u64>,
     /// By READ, with something to post.
     pub(super) active: VecDeque<u64>,
     /// By WRITE, whose requests have not been sent, and the one that is being sent.
@@ -115,6 +114,7 @@ impl Reader {
     pub(super) fn new(cfg: &Config) -> Self {
         Self {
             reads: Numbered::from(0),
+            by_grant: HashMap::new(),
             active: VecDeque::new(),
             asks: VecDeque::new(),
             asking: None,
@@ -150,6 +150,7 @@ impl Reader {
         let (abort, done_told, released_told, wrs, most) = (None, false, false, 0, 0);
         let read = Read { grant, bytes, deadline, by, abort, done_told, released_told, wrs, most };
         self.reads.push(read);
+        self.by_grant.insert(grant, id);
         self.timeout = Some(self.timeout.map_or(deadline, |t| t.min(deadline)));
         ReadId(id)
     }
@@ -173,7 +174,7 @@ impl Reader {
 
     /// The read that uses a grant.
     pub(super) fn of_grant(&self, grant: u64) -> Option<ReadId> {
-        self.ids().find(|&id| self.get(id).is_some_and(|r| r.grant == grant)).map(ReadId)
+        self.by_grant.get(&grant).copied().map(ReadId)
     }
 
     /// Ends a read early. Unknown ones, and those that are done, are ignored.
@@ -200,7 +201,7 @@ impl Reader {
                 self.settle(id, out);
             }
             // From here on it is a revoked grant like any other, of which the receiving half tells.
-            Some((target, true)) => receiver.revoke_grant(target, out),
+            Some((target, true)) => receiver.revoke_grant(cfg, target, now, out),
             // Its owner has never heard of the request.
             Some((target, false)) => {
                 let _ = receiver.withdraw(target);
@@ -246,6 +247,7 @@ impl Reader {
     /// It is over: its outcome is told, and no device writes to its targets any more.
     pub(super) fn release(&mut self, id: u64, out: &mut Outbox) {
         let Some(read) = self.reads.remove(id) else { return };
+        self.by_grant.remove(&read.grant);
         debug_assert!(read.done_told, "released without an outcome");
         if !read.released_told {
             out.event(Event::ReadReleased { id: ReadId(id) });
@@ -294,11 +296,6 @@ impl Reader {
             self.release(id, out);
         }
     }
-}
-
-/// For an owner that was asked to stop.
-pub(super) fn patience(cfg: &Config) -> Duration {
-    cfg.abort_grace + cfg.peer_timeout * PATIENCE
 }
 
 impl Read {
