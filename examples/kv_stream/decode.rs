@@ -33,7 +33,7 @@ pub(crate) async fn serve(
                 landed_bytes += arrival.bytes();
                 let (wrong, first) = match &mut sink {
                     Some(sink) => (sink.store(&arrival, bytes).await?, None),
-                    None => verify(args, seed, index, arrival.blocks()).await?,
+                    None => verify(args, seed, index, arrival.into_blocks()).await?,
                 };
                 all_right &= wrong == 0;
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
@@ -46,7 +46,7 @@ pub(crate) async fn serve(
                 arrivals += 1;
                 landed_bytes += pulled.bytes;
                 say(&channel, &Message::Pulled { index, pulled }).await?;
-                let (wrong, first) = verify(args, seed, index, &blocks).await?;
+                let (wrong, first) = verify(args, seed, index, blocks).await?;
                 all_right &= wrong == 0;
                 say(&channel, &Message::Verified { index, wrong, first }).await?;
             }
@@ -100,27 +100,28 @@ async fn pull(
     Ok((pulled, blocks))
 }
 
-/// Compares the checksum of each landed block with that of the block which belongs there.
+/// Compares the checksum of each landed block with that of the block which belongs there. On a thread of its own: on this one the
+/// channel answers its peer's heartbeats (R9).
 async fn verify(
     args: &Args,
     seed: u64,
     request: u32,
-    blocks: &Blocks,
+    blocks: Blocks,
 ) -> Result<(u64, Option<String>), Error> {
-    let mut expected = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
-    let (mut wrong, mut first) = (0, None);
-    for layer in 0..args.layers {
-        // Beside the channel, which answers its peer's heartbeats (R9).
-        tokio::task::yield_now().await;
-        for page in 0..blocks.len() {
-            data::fill(seed, request, layer, page, &mut expected);
-            if blocks.checksum(layer, page)? != landfall::memory::checksum(&expected) {
-                wrong += 1;
-                first.get_or_insert_with(|| format!("request {request}, layer {layer}, page {page}"));
+    let (layers, block_bytes) = (args.layers, u64::from(args.page) * args.token_bytes);
+    let verified = tokio::task::spawn_blocking(move || {
+        let mut expected = vec![0; block_bytes as usize];
+        let (mut wrong, mut first) = (0, None);
+        for layer in 0..layers {
+            for page in 0..blocks.len() {
+                data::fill(seed, request, layer, page, &mut expected);
+                if blocks.checksum(layer, page)? != landfall::memory::checksum(&expected) {
+                    wrong += 1;
+                    first.get_or_insert_with(|| format!("request {request}, layer {layer}, page {page}"));
+                }
             }
         }
-        // The channel's heartbeats are answered on this thread too.
-        tokio::task::yield_now().await;
-    }
-    Ok((wrong, first))
+        Ok((wrong, first))
+    });
+    verified.await?
 }

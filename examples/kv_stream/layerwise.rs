@@ -139,17 +139,22 @@ pub(crate) async fn receive(
         }
     }
     arrivals.finish().await?;
-    let mut expected = vec![0; block_bytes as usize];
-    let (mut wrong, mut first) = (0, None);
-    for (layer, sums) in (0..).zip(&sums) {
-        tokio::task::yield_now().await;
-        for page in 0..blocks {
-            data::fill(seed, index, layer, page, &mut expected);
-            if sums.get(page as usize) != Some(&landfall::memory::checksum(&expected)) {
-                wrong += 1;
-                first.get_or_insert_with(|| format!("request {index} by layer, layer {layer}, page {page}"));
+    let compared = tokio::task::spawn_blocking(move || {
+        let mut expected = vec![0; block_bytes as usize];
+        let (mut wrong, mut first) = (0, None);
+        for (layer, sums) in (0..).zip(&sums) {
+            for page in 0..blocks {
+                data::fill(seed, index, layer, page, &mut expected);
+                if sums.get(page as usize) != Some(&landfall::memory::checksum(&expected)) {
+                    wrong += 1;
+                    first.get_or_insert_with(|| {
+                        format!("request {index} by layer, layer {layer}, page {page}")
+                    });
+                }
             }
         }
-    }
+        (wrong, first)
+    });
+    let (wrong, first) = compared.await?;
     Ok((bytes, wrong, first))
 }

@@ -57,8 +57,7 @@ async fn synthetic(
     let mut progress = Progress::new(args, bytes * u64::from(args.requests));
     for index in 0..args.requests {
         let (source, _) = data::placement(seed, index, pages, args.run);
-        let mut blocks = pool.claim(&source)?;
-        fill(args, seed, index, &mut blocks).await?;
+        let blocks = fill(args, seed, index, pool.claim(&source)?).await?;
         let landed = match args.read {
             Some(way) => {
                 lend(args, channel, report, (index, seed, way), blocks).await?;
@@ -76,8 +75,7 @@ async fn synthetic(
             // Of other content, in other places.
             let index = args.requests + index;
             let (source, _) = data::placement(seed, index, pages, args.run);
-            let mut blocks = pool.claim(&source)?;
-            fill(args, seed, index, &mut blocks).await?;
+            let blocks = fill(args, seed, index, pool.claim(&source)?).await?;
             let request = Message::LayerRequest { index, blocks: pages, seed };
             layerwise::write(args, channel, report, request, blocks).await?;
             verdict(channel, report, index).await?;
@@ -134,19 +132,20 @@ pub(crate) async fn verdict(channel: &KvChannel, report: &mut Report, expected: 
     }
 }
 
-async fn fill(args: &Args, seed: u64, request: u32, blocks: &mut Blocks) -> Result<(), Error> {
-    let mut block = vec![0; (u64::from(args.page) * args.token_bytes) as usize];
-    for layer in 0..args.layers {
-        // Beside the channel, which answers its peer's heartbeats (R9).
-        tokio::task::yield_now().await;
-        for page in 0..blocks.len() {
-            data::fill(seed, request, layer, page, &mut block);
-            blocks.copy_in(layer, page, 0, &block)?;
+/// On a thread of its own: on this one the channel answers its peer's heartbeats (R9).
+async fn fill(args: &Args, seed: u64, request: u32, mut blocks: Blocks) -> Result<Blocks, Error> {
+    let (layers, block_bytes) = (args.layers, u64::from(args.page) * args.token_bytes);
+    let filled = tokio::task::spawn_blocking(move || {
+        let mut block = vec![0; block_bytes as usize];
+        for layer in 0..layers {
+            for page in 0..blocks.len() {
+                data::fill(seed, request, layer, page, &mut block);
+                blocks.copy_in(layer, page, 0, &block)?;
+            }
         }
-        // The channel's heartbeats are answered on this thread too.
-        tokio::task::yield_now().await;
-    }
-    Ok(())
+        Ok(blocks)
+    });
+    filled.await?
 }
 
 pub(crate) async fn say(channel: &KvChannel, message: &Message) -> Result<(), Error> {

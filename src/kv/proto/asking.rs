@@ -92,7 +92,7 @@ impl Reader {
     /// It will not be written to.
     pub(super) fn on_target_aborted(&mut self, target: u64, reason: AbortReason, out: &mut Outbox) {
         let Some(&id) = out.targets.get(&target) else { return };
-        let own = self.get(id).and_then(|r| r.abort).map(|(reason, _)| reason.into());
+        let own = self.get(id).and_then(|r| r.abort).map(|abort| abort.reason.into());
         let reason = own.unwrap_or(match reason {
             AbortReason::Sender(reason) | AbortReason::Reader(reason) => reason.into(),
             AbortReason::ConnectionLost => Reason::Lost(Cause::PeerLost),
@@ -126,7 +126,7 @@ impl Reader {
         }
         receiver.withdraw(target)?;
         let own = self.get(id).and_then(|r| r.abort);
-        let end = own.map_or(ReadEnd::Refused(why), |(reason, _)| ReadEnd::Failed(reason.into()));
+        let end = own.map_or(ReadEnd::Refused(why), |abort| ReadEnd::Failed(abort.reason.into()));
         self.tell_done(id, Err(end), out);
         out.targets.remove(&target);
         self.release(id, out);

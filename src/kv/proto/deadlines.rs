@@ -16,7 +16,6 @@ use super::link::Link;
 use super::liveness::Tick;
 use super::reader::{By, Reader};
 use super::sender::Sender;
-use super::transfer::Aborting;
 use super::word::{Word, patience};
 use super::{Connection, RailState, State};
 
@@ -213,10 +212,7 @@ impl Sender {
     fn wait_again(&mut self, cfg: &Config, now: Instant) {
         for id in self.ids() {
             if let Some(abort) = self.get_mut(id).and_then(|t| t.abort.as_mut()) {
-                *abort = Aborting {
-                    done_queued: abort.done_queued,
-                    ..Aborting::new(cfg, abort.reason, now.max(abort.at))
-                };
+                abort.wait_again(now, cfg.abort_limit());
             }
         }
     }
@@ -247,8 +243,8 @@ impl Reader {
                 let ours = matches!(read.by, By::Rdma { .. });
                 return Err(if ours { Cause::AbortStuck } else { Cause::PeerLost });
             }
-            if let Some((_, at)) = &mut read.abort {
-                *at = now;
+            if let Some(abort) = &mut read.abort {
+                abort.put_off(now);
             }
             overdue.look_again(now + cfg.abort_grace);
         }
@@ -264,11 +260,8 @@ impl Reader {
 
     fn wait_again(&mut self, cfg: &Config, now: Instant) {
         for id in self.ids() {
-            if let Some(read) = self.get_mut(id)
-                && let Some((_, at)) = &mut read.abort
-            {
-                *at = (*at).max(now);
-                read.limit = Some(*at + patience(cfg) + cfg.abort_limit());
+            if let Some(abort) = self.get_mut(id).and_then(|read| read.abort.as_mut()) {
+                abort.wait_again(now, patience(cfg) + cfg.abort_limit());
             }
         }
     }

@@ -91,9 +91,8 @@ impl Reader {
     pub(super) fn on_sent(&mut self, number: usize, ok: bool, now: Instant, out: &mut Outbox) {
         let Some(flight) = self.land(number) else { return };
         let Some(read) = self.get_mut(flight.read) else { return };
-        let until = now.min(read.deadline);
-        if let Some((_, at)) = &mut read.abort {
-            *at = (*at).max(until);
+        if let Some(abort) = &mut read.abort {
+            abort.got_on(now, read.deadline);
         }
         if let By::Rdma { outstanding, failed, .. } = &mut read.by {
             *outstanding = outstanding.saturating_sub(1);
@@ -146,7 +145,7 @@ impl Reader {
         if *outstanding > 0 || !(complete && quiet || read.abort.is_some()) {
             return;
         }
-        let reason = read.abort.map(|(reason, _)| reason);
+        let reason = read.abort.map(|abort| abort.reason);
         if reason.is_none() {
             self.tell_done(id, Ok(()), out);
         }

@@ -26,7 +26,7 @@
 //! Without order every WRITE carries the immediate and the header counts them. Without immediates a SEND takes
 //! its place.
 //!
-//! What the files hold: `plan` what to copy, and `seams` where; `sender` and `receiver` the two halves, `aborted` that of
+//! What the files hold: `plan` what to copy, and `seams` where; `sender` (with its `slots`) and `receiver` the two halves, `aborted` that of
 //! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec of messages, `record` what is in them, and `codec`
 //! how that is written; `link` one queue pair, with its
 //! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
@@ -77,6 +77,7 @@ mod resend;
 mod runs;
 mod seams;
 mod sender;
+mod slots;
 mod transfer;
 mod transmit;
 mod word;
@@ -486,7 +487,7 @@ impl Connection {
 impl Connection {
     /// With nothing under way: slots are free, and each credit that we lack is one that the peer has not yet given back.
     fn assert_at_rest(&self, peer: &Self) {
-        assert_eq!(self.sender.free_slots(), usize::from(self.cfg.max_transfers), "slots are missing");
+        assert_eq!(self.sender.slots.free(), usize::from(self.cfg.max_transfers), "slots are missing");
         assert!(self.receiver.is_idle(), "slots are busy");
         assert_eq!(self.outstanding, 0);
         for (ours, theirs) in self.links.iter().zip(&peer.links).filter(|(a, b)| a.up && b.up) {

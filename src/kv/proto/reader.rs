@@ -24,6 +24,7 @@ use super::numbered::Numbered;
 use super::outbox::{Outbox, Queued};
 use super::plan::{Cursor, Plan};
 use super::receiver::Receiver;
+use super::transfer::Aborting;
 use super::word::patience;
 
 /// A read to be started.
@@ -78,9 +79,7 @@ pub(super) struct Read {
     pub(super) bytes: u64,
     pub(super) deadline: Instant,
     pub(super) by: By,
-    pub(super) abort: Option<(SenderReason, Instant)>,
-    /// Of one that was aborted: where what the rails go through puts its end off no more.
-    pub(super) limit: Option<Instant>,
+    pub(super) abort: Option<Aborting>,
     pub(super) done_told: bool,
     pub(super) released_told: bool,
     /// READs that were posted, and how many of them were in flight at most.
@@ -148,8 +147,8 @@ impl Reader {
             }
         };
         let (grant, deadline) = (req.grant.id, req.deadline);
-        let (abort, limit, done_told, released_told, wrs, most) = (None, None, false, false, 0, 0);
-        let read = Read { grant, bytes, deadline, by, abort, limit, done_told, released_told, wrs, most };
+        let (abort, done_told, released_told, wrs, most) = (None, false, false, 0, 0);
+        let read = Read { grant, bytes, deadline, by, abort, done_told, released_told, wrs, most };
         self.reads.push(read);
         self.by_grant.insert(grant, id);
         self.timeout = Some(self.timeout.map_or(deadline, |t| t.min(deadline)));
@@ -189,8 +188,7 @@ impl Reader {
         out: &mut Outbox,
     ) {
         let Some(read) = self.get_mut(id).filter(|r| r.abort.is_none() && !r.done_told) else { return };
-        read.abort = Some((reason, now));
-        read.limit = Some(now + patience(cfg) + cfg.abort_limit());
+        read.abort = Some(Aborting::new(reason, now, patience(cfg) + cfg.abort_limit()));
         let at = read.timeout(cfg);
         self.timeout = [self.timeout, at].into_iter().flatten().min();
         let target = match &self.get(id).map(|r| &r.by) {
@@ -303,7 +301,8 @@ impl Reader {
 impl Read {
     /// It may wait for rails that have failed.
     pub(super) fn is_in_time(&self, cfg: &Config, now: Instant) -> bool {
-        let limit = self.limit.or_else(|| self.deadline.checked_add(patience(cfg) + cfg.abort_limit()));
+        let of_deadline = || self.deadline.checked_add(patience(cfg) + cfg.abort_limit());
+        let limit = self.abort.map(|abort| abort.limit).or_else(of_deadline);
         limit.is_none_or(|limit| now < limit)
     }
 
@@ -315,8 +314,8 @@ impl Read {
             (None, _) => Some(self.deadline),
             // The fence of a rail has a time of its own.
             (Some(_), By::Rdma { outstanding: 0, .. }) => None,
-            (Some((_, at)), By::Rdma { .. }) => at.checked_add(cfg.abort_grace),
-            (Some((_, at)), By::Write { .. }) => at.checked_add(patience),
+            (Some(abort), By::Rdma { .. }) => abort.at.checked_add(cfg.abort_grace),
+            (Some(abort), By::Write { .. }) => abort.at.checked_add(patience),
         }
     }
 }

@@ -57,8 +57,8 @@ impl Sender {
             if t.resolved {
                 continue;
             }
-            if let Some(abort) = &mut t.abort {
-                abort.done_queued = false;
+            if t.abort.is_some() {
+                t.abort_done = false;
             } else {
                 t.exposed |= t.deliverable();
                 (t.cursor, t.cut, t.tail, t.header) = (Cursor::default(), false, 0, HeaderState::Open);
@@ -69,7 +69,7 @@ impl Sender {
                     out.queue(Queued::Reopen { transfer: id });
                 }
             }
-            self.forget_posted(slot, lost);
+            self.slots.forget_posted(slot, lost);
             last_words.extend(self.settle(id, out).map(|mask| (id, mask)));
         }
         last_words

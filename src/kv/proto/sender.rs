@@ -20,21 +20,13 @@ use super::ledger::TxLedger;
 use super::numbered::Numbered;
 use super::outbox::{Outbox, Queued};
 use super::plan::Cursor;
-use super::record::Slot;
+use super::slots::Slots;
 use super::transfer::{Aborting, HeaderState, Transfer};
 
 /// Unresolved transfers that may exist, counted from the oldest. Bounds what the receiver must remember.
 pub(super) const WINDOW: u64 = 65_536;
 /// Ranges of used grants that are remembered; beyond, the oldest unused grants are burned.
 const USED_RANGES: usize = 65_536;
-
-/// A slot that an immediate can name.
-#[derive(Debug, Default)]
-struct SlotState {
-    generation: u32,
-    /// Notifications posted for each queue pair, where any queue pair counts them.
-    posted: Vec<u32>,
-}
 
 #[derive(Debug)]
 pub(super) struct Sender {
@@ -50,8 +42,7 @@ pub(super) struct Sender {
     pub(super) active: VecDeque<u64>,
     /// Whose header can be sent.
     pub(super) headers: VecDeque<u64>,
-    slots: Vec<SlotState>,
-    free: Vec<u16>,
+    pub(super) slots: Slots,
     /// More than one rail: a transfer may have to begin again.
     several: bool,
     /// Queue pairs of rails that have failed and are not fenced on both sides.
@@ -80,8 +71,7 @@ impl Sender {
             waiting: VecDeque::new(),
             active: VecDeque::new(),
             headers: VecDeque::new(),
-            slots: std::iter::repeat_with(SlotState::default).take(cfg.max_transfers.into()).collect(),
-            free: (0..cfg.max_transfers).rev().collect(),
+            slots: Slots::new(cfg),
             several: cfg.rails.len() > 1,
             broken: 0,
             timeout: None,
@@ -129,6 +119,7 @@ impl Sender {
             outstanding: 0,
             wrs: 0,
             abort: None,
+            abort_done: false,
             resolved: false,
             sent_told: false,
             done_told: false,
@@ -197,41 +188,16 @@ impl Sender {
 
     /// Gives free slots to waiting transfers.
     pub(super) fn activate(&mut self, cfg: &Config) {
-        while !self.free.is_empty() {
+        while self.slots.free() > 0 {
             let Some(id) = self.waiting.pop_front() else { break };
             if self.get(id).is_none_or(|t| t.abort.is_some()) {
                 continue;
             }
-            let Some(index) = self.free.pop() else { break };
-            let state = &mut self.slots[usize::from(index)];
-            state.generation = Slot::next_generation(state.generation);
-            state.posted.clear();
-            if cfg.counts() {
-                state.posted.resize(cfg.qps(), 0);
-            }
-            let slot = Slot { index, generation: state.generation };
+            let slot = self.slots.take(cfg);
             if let Some(t) = self.get_mut(id) {
-                t.slot = Some(slot);
+                t.slot = slot;
             }
             self.active.push_back(id);
-        }
-    }
-
-    /// Notifications posted by a transfer, by queue pair; empty where none are counted.
-    pub(super) fn posted(&self, slot: Slot) -> &[u32] {
-        &self.slots[usize::from(slot.index)].posted
-    }
-
-    /// What was posted on the queue pairs of `mask` has come to nothing.
-    pub(super) fn forget_posted(&mut self, slot: Slot, mask: u64) {
-        let posted = self.slots[usize::from(slot.index)].posted.iter_mut().enumerate();
-        posted.filter(|(qp, _)| mask >> qp & 1 == 1).for_each(|(_, n)| *n = 0);
-    }
-
-    /// A notification was posted on `qp`.
-    pub(super) fn count_posted(&mut self, slot: Slot, qp: usize) {
-        if let Some(n) = self.slots[usize::from(slot.index)].posted.get_mut(qp) {
-            *n += 1;
         }
     }
 
@@ -248,7 +214,7 @@ impl Sender {
         if t.abort.is_some() || t.resolved {
             return None;
         }
-        t.abort = Some(Aborting::new(cfg, reason, now));
+        t.abort = Some(Aborting::new(reason, now, cfg.abort_limit()));
         out.queue(Queued::Abort { transfer: id });
         if !t.deliverable() {
             self.tell_done(id, Outcome::NotDelivered(reason.into()), out);
@@ -256,9 +222,7 @@ impl Sender {
         let unused = |t: &&mut Transfer| t.took_part == 0 && t.attempt == 0 && !t.reopening;
         let unused_slot = self.get_mut(id).filter(unused).and_then(|t| t.slot.take());
         if let Some(slot) = unused_slot {
-            // The receiver has never heard of this use of the slot.
-            self.slots[usize::from(slot.index)].generation = slot.generation.wrapping_sub(1) & 0xf_ffff;
-            self.free.push(slot.index);
+            self.slots.give_back_unused(slot);
         }
         let mask = self.settle(id, out);
         let timeout = self.get(id).and_then(|t| t.timeout(cfg));
@@ -274,9 +238,8 @@ impl Sender {
         let t = self.get_mut(id)?;
         debug_assert!(t.outstanding > 0);
         t.outstanding = t.outstanding.saturating_sub(1);
-        let until = now.min(t.deadline);
         if let Some(abort) = &mut t.abort {
-            abort.at = abort.at.max(until);
+            abort.got_on(now, t.deadline);
         }
         self.settle(id, out)
     }
@@ -303,9 +266,9 @@ impl Sender {
             return None;
         }
         let (mask, slot) = (t.took_part, t.slot);
-        let abort = t.abort.as_mut()?;
+        t.abort?;
         // The last word waits for the fence of a rail that took part.
-        if slot.is_none() || mask & broken != 0 || std::mem::replace(&mut abort.done_queued, true) {
+        if slot.is_none() || mask & broken != 0 || std::mem::replace(&mut t.abort_done, true) {
             return None;
         }
         if mask == 0 {
@@ -317,7 +280,9 @@ impl Sender {
     fn remove(&mut self, id: u64) {
         let Some(t) = self.transfers.remove(id) else { return };
         self.by_grant.remove(&t.grant);
-        self.free.extend(t.slot.map(|slot| slot.index));
+        if let Some(slot) = t.slot {
+            self.slots.give_back(slot);
+        }
     }
 
     fn tell_done(&mut self, id: u64, outcome: Outcome, out: &mut Outbox) {
@@ -464,12 +429,6 @@ impl Sender {
             out.event(Event::Released { id: TransferId(id) });
         }
         self.remove(id);
-    }
-
-    /// All slots are free.
-    #[cfg(test)]
-    pub(super) fn free_slots(&self) -> usize {
-        self.free.len()
     }
 }
 

@@ -1,6 +1,6 @@
 //! One transfer, as its sender sees it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::config::Config;
 use super::event::SenderReason;
@@ -15,6 +15,7 @@ pub(super) enum HeaderState {
     Posted,
 }
 
+/// An end before its time, of a transfer or of a read, that has not come to rest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Aborting {
     pub(super) reason: SenderReason,
@@ -22,8 +23,6 @@ pub(super) struct Aborting {
     pub(super) at: Instant,
     /// Where what the rails go through puts that off no more.
     pub(super) limit: Instant,
-    /// ABORT_DONE has been queued on every queue pair that took part.
-    pub(super) done_queued: bool,
 }
 
 /// One transfer.
@@ -58,6 +57,8 @@ pub(super) struct Transfer {
     /// WRITEs of payload that have been posted.
     pub(super) wrs: u64,
     pub(super) abort: Option<Aborting>,
+    /// ABORT_DONE has been queued on every queue pair that took part.
+    pub(super) abort_done: bool,
     /// The peer has spoken.
     pub(super) resolved: bool,
     pub(super) sent_told: bool,
@@ -66,8 +67,19 @@ pub(super) struct Transfer {
 }
 
 impl Aborting {
-    pub(super) fn new(cfg: &Config, reason: SenderReason, now: Instant) -> Self {
-        Self { reason, at: now, limit: now + cfg.abort_limit(), done_queued: false }
+    /// `limit` from `now` on, nothing puts its end off any more.
+    pub(super) fn new(reason: SenderReason, now: Instant, limit: Duration) -> Self {
+        Self { reason, at: now, limit: now + limit }
+    }
+
+    /// Something of it has completed: its grace counts from there on, but not from after `deadline`.
+    pub(super) fn got_on(&mut self, now: Instant, deadline: Instant) {
+        self.at = self.at.max(now.min(deadline));
+    }
+
+    /// It gets its whole time once more.
+    pub(super) fn wait_again(&mut self, now: Instant, limit: Duration) {
+        *self = Self::new(self.reason, now.max(self.at), limit);
     }
 
     /// Its grace counts from `now` on.

@@ -167,7 +167,7 @@ impl Connection {
             self.sender.headers.push_back(id);
         }
         if notify {
-            self.sender.count_posted(slot, qp);
+            self.sender.slots.count_posted(slot, qp);
         }
         if !wrote {
             return self.step_tail(id, now, sink);
@@ -233,7 +233,7 @@ impl Connection {
         t.notified |= 1 << qp;
         t.outstanding += 1;
         self.on_data_posted(qp, 0, now);
-        self.sender.count_posted(slot, qp);
+        self.sender.slots.count_posted(slot, qp);
         self.links[qp].credits.on_sent_data();
         match self.cfg.rails[self.links[qp].rail].notify {
             Notify::Imm => sink.write(qp, &Piece::default(), Some(slot.imm()), Token::data(qp, id)),
@@ -321,7 +321,7 @@ impl Connection {
         }
         while let Some(&id) = link.abort_done.front() {
             if let Some((t, slot, reason)) = aborting(self.sender.get(id)) {
-                let posted = match self.sender.posted(slot) {
+                let posted = match self.sender.slots.posted(slot) {
                     [] => (t.notified >> qp & 1) as u32,
                     counts => counts[qp],
                 };
@@ -444,7 +444,7 @@ impl Connection {
         self.counts.clear();
         // A later attempt is counted everywhere: earlier ones have notified, too.
         let counted = if t.attempt == 0 { t.took_part & !self.receiver.ordered } else { t.took_part };
-        for (qp, n) in self.sender.posted(slot).iter().enumerate() {
+        for (qp, n) in self.sender.slots.posted(slot).iter().enumerate() {
             if counted >> qp & 1 == 1 {
                 // With what is still to be posted.
                 let n = n + (t.tail >> qp & 1) as u32;
