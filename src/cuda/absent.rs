@@ -21,6 +21,9 @@ pub(crate) enum Flight {}
 pub(crate) enum PeerMemory {}
 
 #[derive(Debug)]
+pub(crate) enum Pinned {}
+
+#[derive(Debug)]
 pub(crate) enum Event {}
 
 #[derive(Debug)]
@@ -87,6 +90,10 @@ impl Event {
 
 impl Copier {
     pub(crate) fn new(gpu: Arc<Gpu>) -> Result<Self, CudaError> {
+        match *gpu {}
+    }
+
+    pub(crate) fn prepare(gpu: &Gpu) -> Result<(), CudaError> {
         match *gpu {}
     }
 
@@ -172,6 +179,17 @@ impl PeerMemory {
         _len: u64,
     ) -> Result<Option<(u64, Source)>, CudaError> {
         match *self {}
+    }
+}
+
+impl Pinned {
+    pub(crate) unsafe fn new(
+        gpu: &Arc<Gpu>,
+        _at: u64,
+        _len: usize,
+        _read_only: bool,
+    ) -> Result<Self, CudaError> {
+        match **gpu {}
     }
 }
 

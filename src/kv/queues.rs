@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::cuda::GpuTraffic;
+use crate::cuda::{GpuTraffic, GpuWays};
 use crate::error::{PostError, QpError};
 use crate::memory::{Local, Slice};
 use crate::pages::Checked;
@@ -43,13 +43,14 @@ struct Pending {
     pages: Option<(Arc<Checked>, u32)>,
 }
 
-/// How many buffers a queue pair needs, and of which size.
+/// How many buffers a queue pair needs, and of which size; and where memory of GPUs may go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueSizes {
     pub(crate) send_depth: u32,
     pub(crate) recv_depth: u32,
     pub(crate) control_bytes: usize,
     pub(crate) max_inline: u32,
+    pub(crate) gpu_ways: GpuWays,
 }
 
 impl QueueSizes {

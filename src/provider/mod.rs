@@ -694,6 +694,15 @@ impl Qp {
         }
     }
 
+    /// Whether all that is being copied for the peer, beside the program, is exposed to it still. What is copied from here on is.
+    pub(crate) fn keeps_to_exposure(&self) -> bool {
+        match self {
+            Self::Soft(q) => q.keeps_to_exposure(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
     pub(crate) fn qp_num(&self) -> u32 {
         match self {
             Self::Soft(q) => q.qp_num(),
@@ -753,6 +762,15 @@ impl Qp {
             Self::Soft(q) => q.why_not_send(region),
             #[cfg(feature = "verbs")]
             Self::Verbs(_) => None,
+        }
+    }
+
+    /// From here on memory of GPUs takes these ways only to a peer on this host, and is taken only so. An RDMA device knows neither.
+    pub(crate) fn set_gpu_ways(&self, ways: crate::cuda::GpuWays) {
+        match self {
+            Self::Soft(q) => q.set_gpu_ways(ways),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => {}
         }
     }
 

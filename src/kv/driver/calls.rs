@@ -151,7 +151,7 @@ impl KvDriver {
                     let grant = self.grant_of(id, &blocks);
                     let exposed = self.expose(&blocks, To::Write).map(Arc::new);
                     let blocks = Held::Whole(blocks);
-                    inner.grants.insert(id, Granted { blocks, _exposed: exposed, bytes, aborted: false });
+                    inner.grants.insert(id, Granted { blocks, exposed, bytes, aborted: false });
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown).into(), blocks)),

@@ -31,6 +31,8 @@ mod meter;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_meter.rs"]
 mod meter;
+#[cfg(all(test, feature = "cuda"))]
+mod outstay_tests;
 mod parts;
 mod progress;
 mod rail;
@@ -90,6 +92,8 @@ const POLLS: usize = 8;
 /// How long a slice may go on before it yields all the same: one poll of a transport in software moves as much as a megabyte, and
 /// every other channel of the runtime waits meanwhile.
 const SLICE: Duration = Duration::from_micros(200);
+/// WRITEs of pages that a turn makes and posts, one after the other: each takes some ten microseconds.
+const TABLES: usize = 8;
 /// How long flushed work requests may take to come back after the queue pairs were put in the error state. Drivers
 /// flush at once; a queue pair that has not by then is destroyed all the same, which frees its buffers too.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
@@ -183,7 +187,7 @@ enum State {
 struct Granted {
     blocks: Held,
     /// Where the device asks. One for all layers: they are exposed until the last of them has ended.
-    _exposed: Option<Arc<Exposed>>,
+    exposed: Option<Arc<Exposed>>,
     /// Of the layers that it is for.
     bytes: u64,
     /// Their arrival has ended; they are in quarantine.

@@ -8,7 +8,7 @@ use super::after::Note;
 use super::closed::ChannelClosed;
 use super::rail::{Phase, Rail};
 use super::rails::Job;
-use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, SLICE, State};
+use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, SLICE, State, TABLES};
 use crate::kv::arrival::ArrivalError;
 use crate::kv::parts::Held;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
@@ -287,10 +287,16 @@ impl Inner {
                 }
             }
             if let Some(conn) = &mut self.conn {
-                more = conn.poll_transmit(now, &mut Outbox(&mut self.queues)) == Transmitted::More;
-                for (qp, queue) in self.queues.iter_mut().enumerate() {
-                    if let Err(error) = queue.flush(|token| self.unposted.push(token)) {
-                        failure.get_or_insert_with(|| (qp, format!("posting: {}", error.source)));
+                for _ in 0..TABLES {
+                    let transmitted = conn.poll_transmit(now, &mut Outbox(&mut self.queues));
+                    for (qp, queue) in self.queues.iter_mut().enumerate() {
+                        if let Err(error) = queue.flush(|token| self.unposted.push(token)) {
+                            failure.get_or_insert_with(|| (qp, format!("posting: {}", error.source)));
+                        }
+                    }
+                    more = transmitted != Transmitted::Idle;
+                    if transmitted != Transmitted::Again || failure.is_some() {
+                        break;
                     }
                 }
             }

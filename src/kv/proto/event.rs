@@ -121,6 +121,8 @@ pub(crate) enum Transmitted {
     Idle,
     /// It stopped at its budget (R9): call again, after a yield.
     More,
+    /// A WRITE of pages is made: post it, so that it travels while the next one is made, and call again.
+    Again,
 }
 
 /// What a receive work request has received.

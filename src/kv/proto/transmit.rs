@@ -39,6 +39,8 @@ struct Cut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Posted,
+    /// It was pages, which take long to make.
+    PostedPages,
     /// No queue pair has the room or the credit that it needs.
     Blocked,
     /// It has nothing more to post.
@@ -62,12 +64,13 @@ impl Connection {
         self.transmit_control(sink, &mut budget);
         // Who had what there was of a send queue is second the next time.
         let before = budget;
+        let paged;
         if self.reads_first {
             self.transmit_reads(now, sink, &mut budget);
             self.reads_first = budget == before;
-            self.transmit_data(now, sink, &mut budget);
+            paged = self.transmit_data(now, sink, &mut budget);
         } else {
-            self.transmit_data(now, sink, &mut budget);
+            paged = self.transmit_data(now, sink, &mut budget);
             self.reads_first = budget < before;
             self.transmit_reads(now, sink, &mut budget);
         }
@@ -77,10 +80,15 @@ impl Connection {
             self.out.queue(Queued::Close);
             self.transmit_control(sink, &mut budget);
         }
-        if budget == 0 { Transmitted::More } else { Transmitted::Idle }
+        match (paged, budget) {
+            (true, _) => Transmitted::Again,
+            (false, 0) => Transmitted::More,
+            (false, _) => Transmitted::Idle,
+        }
     }
 
-    fn transmit_data(&mut self, now: Instant, sink: &mut impl Sink, budget: &mut usize) {
+    /// True when it has stopped behind a WRITE of pages.
+    fn transmit_data(&mut self, now: Instant, sink: &mut impl Sink, budget: &mut usize) -> bool {
         self.sender.activate(&self.cfg);
         // Ends when all active transfers are blocked, one after the other.
         let mut blocked = 0;
@@ -90,14 +98,18 @@ impl Connection {
                 break;
             }
             let Some(id) = self.sender.active.pop_front() else { break };
-            let mut posted = 0;
+            let (mut posted, mut paged) = (0, false);
             let finished = loop {
-                let step =
-                    if posted < QUANTUM && *budget > 0 { self.step(id, now, sink) } else { Step::Blocked };
+                let step = if posted < QUANTUM && *budget > 0 && !paged {
+                    self.step(id, now, sink)
+                } else {
+                    Step::Blocked
+                };
                 match step {
-                    Step::Posted => {
+                    Step::Posted | Step::PostedPages => {
                         posted += 1;
                         *budget -= 1;
+                        paged = step == Step::PostedPages;
                     }
                     Step::Blocked => {
                         self.sender.active.push_back(id);
@@ -106,8 +118,12 @@ impl Connection {
                     Step::Finished => break true,
                 }
             };
+            if paged {
+                return true;
+            }
             blocked = if posted == 0 && !finished { blocked + 1 } else { 0 };
         }
+        false
     }
 
     /// Posts one work request of a transfer.
@@ -122,6 +138,7 @@ impl Connection {
         };
         let Some(t) = self.sender.get_mut(id) else { return Step::Finished };
         let by_imm = self.cfg.rails[rail].notify == Notify::Imm;
+        let posted = if pages.is_some() { Step::PostedPages } else { Step::Posted };
         self.rails[rail].used(qp);
         self.data_rail = (rail + 1) % self.rails.len();
         t.cursor = cursor;
@@ -156,7 +173,7 @@ impl Connection {
             return self.step_tail(id, now, sink);
         }
         self.on_data_posted(qp, piece.map_or(0, |p| p.len), now);
-        Step::Posted
+        posted
     }
 
     /// Cuts the next piece, for the first rail in turn that has a queue pair for it.

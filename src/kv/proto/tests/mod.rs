@@ -141,7 +141,7 @@ impl Pair {
 
     fn transmit(&mut self, ep: usize) -> Vec<Posted> {
         let mut wire = Wire { room: self.room, posted: Vec::new() };
-        while self.conns[ep].poll_transmit(self.now, &mut wire) == Transmitted::More {}
+        while self.conns[ep].poll_transmit(self.now, &mut wire) != Transmitted::Idle {}
         wire.posted
     }
 

@@ -54,7 +54,10 @@ pub(in crate::provider::soft) fn encode(pages: &Pages, memory: u64, offset: u64,
     for stride in [pages.source.layer, pages.source.block, pages.target.layer, pages.target.block] {
         out.extend(stride.to_le_bytes());
     }
-    pages.pairs.iter().for_each(|pair| out.extend(pair.to_le_bytes()));
+    let at = out.len();
+    out.resize(at + 8 * pages.pairs.len(), 0);
+    let places = out[at..].as_chunks_mut::<8>().0;
+    places.iter_mut().zip(&pages.pairs).for_each(|(place, pair)| *place = pair.to_le_bytes());
 }
 
 /// The pages, the memory of the source, and where their span begins in it.
@@ -80,7 +83,10 @@ impl QpInner {
         let Link::Up(Stream::Shm(link)) = &mut self.link else { return 0 };
         let guard = self.device.mrs.read();
         let lent = guard.mapping(key).is_some_and(|mapping| match mapping.device_memory() {
-            Some(memory) => link.why_not_lend(memory).is_none() && link.lend_memory(mapping, memory),
+            Some(memory) => {
+                let lendable = !link.stages(memory) && link.why_not_give(memory).is_none();
+                lendable && link.lend_memory(mapping, memory)
+            }
             None => MemfdOf::of(mapping).is_some_and(|memfd| link.lend(&memfd)),
         });
         if lent { u32::try_from(self.device.caps.max_msg_size).unwrap_or(u32::MAX) } else { 0 }
@@ -167,7 +173,7 @@ impl QpInner {
         else {
             return Err(Stop::refuse(&desc, Nak::Access));
         };
-        let mut take = 0u32;
+        let (mut take, mut at_once) = (0u32, false);
         if copied.is_ok() && far && range.device().is_some() && !incoming.by_piece {
             let pages = &incoming.checked.pages;
             let kernel = Copier::takes(pages);
@@ -183,7 +189,7 @@ impl QpInner {
             let checked = &incoming.checked;
             let whole = self.landings.collect_pages(link, &first, checked, range, (desc.len, mark));
             match whole {
-                Ok(true) => take = desc.len,
+                Ok(true) => (take, at_once) = (desc.len, true),
                 Ok(false) => incoming.by_piece = true,
                 Err(e) => copied = Err(e),
             }
@@ -221,8 +227,11 @@ impl QpInner {
             return self.not_copied(why, &desc, 1);
         }
         let whole = take == desc.len && far;
-        if self.rx.off + take == desc.len {
-            self.rx.pages = None;
+        if self.rx.off + take == desc.len
+            && let Some(incoming) = self.rx.pages.take()
+            && at_once
+        {
+            self.landings.are_of(desc.addr, incoming.checked.pages);
         }
         // Before anybody hears of it: whoever does may take the source away.
         self.free_ring();
@@ -231,7 +240,7 @@ impl QpInner {
         } else {
             self.discard();
         }
-        self.launch_if_much();
+        self.launch_if_much(false);
         // Faults count bytes, whatever a turn spends on them.
         let counted = if self.faults.is_some() { take } else { spent };
         Ok(if whole && self.faults.is_none() { FAR_BYTES } else { counted as usize })
