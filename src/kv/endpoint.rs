@@ -1,5 +1,6 @@
 //! An endpoint: a pool on a device, or on several, with an epoch, that listens and connects.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -18,9 +19,9 @@ use super::peers::Peers;
 use super::pool::KvPool;
 #[cfg(feature = "tls")]
 use crate::connect::Admission;
-use crate::connect::{ConnectError, Deadline, Expect};
+use crate::connect::{ConnectError, Deadline, Expect, Stage};
 use crate::device::{Device, ProtectionDomain, SoftTransport};
-use crate::error::DeviceError;
+use crate::error::{DeviceError, chain};
 use crate::random::random_u64;
 
 /// Channels that were accepted and wait for [`KvListener::accept`]. Handshakes beyond wait their turn.
@@ -149,7 +150,7 @@ impl KvEndpoint {
         let local = door.local_addr();
         let (sender, channels) = mpsc::channel(backlog);
         let task = self.shared.runtime.spawn(door.serve(self.shared.clone(), sender));
-        Ok(KvListener { local, channels, task })
+        Ok(KvListener { local, channels, failed: None, task })
     }
 
     /// Connects to the endpoint that listens at `target` (`host:port` or `[v6]:port`), whoever it is.
@@ -250,6 +251,8 @@ impl Shared {
 pub struct KvListener {
     local: SocketAddr,
     channels: mpsc::Receiver<Accepted>,
+    /// Why nobody comes any more.
+    failed: Option<String>,
     task: JoinHandle<()>,
 }
 
@@ -269,8 +272,20 @@ impl KvListener {
     /// When the listening socket itself has failed, or the runtime of the endpoint is gone. After the first such error
     /// every call fails.
     pub async fn accept(&mut self) -> Result<KvChannel, ConnectError> {
-        // The task ends early only with its runtime.
-        self.channels.recv().await.unwrap_or_else(|| Err(ConnectError::resources(DeviceError::NoRuntime)))
+        match (self.channels.recv().await, &self.failed) {
+            (Some(Ok(channel)), _) => Ok(channel),
+            (Some(Err(error)), _) => {
+                self.failed = Some(chain(&error));
+                Err(error)
+            }
+            (None, Some(why)) => {
+                let source =
+                    io::Error::other(format!("the listener has failed before ({why}); listen again"));
+                Err(ConnectError::Io { stage: Stage::Listen, source })
+            }
+            // Else the task ends only with its runtime.
+            (None, None) => Err(ConnectError::resources(DeviceError::NoRuntime)),
+        }
     }
 }
 
@@ -285,7 +300,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::connect::Stage;
     use crate::device::SoftConfig;
     use crate::kv::Layout;
 
@@ -293,6 +307,21 @@ mod tests {
         let pd = Device::soft(SoftConfig::new()).unwrap().alloc_pd().unwrap();
         let pool = KvPool::new(&pd, Layout::contiguous(1, 1, 64).unwrap()).await.unwrap();
         KvEndpoint::new(pool, KvConfig::default().connect_timeout(connect)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn b1_a_listener_that_has_failed_says_so_every_time() {
+        let (sender, channels) = mpsc::channel(1);
+        let source = io::Error::from(io::ErrorKind::OutOfMemory);
+        sender.send(Err(ConnectError::Io { stage: Stage::Listen, source })).await.unwrap();
+        drop(sender);
+        let (local, task) = (SocketAddr::from(([127, 0, 0, 1], 0)), tokio::spawn(async {}));
+        let mut listener = KvListener { local, channels, failed: None, task };
+        let first = chain(&listener.accept().await.unwrap_err());
+        for _ in 0..2 {
+            let again = chain(&listener.accept().await.unwrap_err());
+            assert!(again.contains(&first) && again.contains("listen again"), "{again}");
+        }
     }
 
     /// Whoever does not accept keeps a bounded number of channels: peers beyond wait, and then give up.

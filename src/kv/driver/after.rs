@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use tokio::task::AbortHandle;
 
-use super::loans::Asked;
+use super::loans::{Asked, Planning};
 use super::rails::Job;
 use super::{Inner, KvDriver};
 use crate::background::{self, Lane};
@@ -13,7 +13,7 @@ use crate::connect::Lines;
 use crate::kv::blocks::Blocks;
 use crate::kv::lock;
 use crate::kv::parts::Held;
-use crate::kv::proto::Ledger;
+use crate::kv::proto::{Cause, Ledger};
 use crate::provider::{self, Cq};
 
 /// What is to be done after the lock is released.
@@ -24,8 +24,9 @@ pub(super) struct After {
     pub(super) replaced: Vec<Waker>,
     pub(super) blocks: Vec<Held>,
     pub(super) sources: Vec<Arc<Blocks>>,
-    /// What the peer has asked to be written to it.
+    /// What the peer has asked to be written to it, and what of that takes long to plan.
     pub(super) asked: Vec<Asked>,
+    pub(super) long: Vec<Asked>,
     pub(super) ledger: Option<Ledger>,
     /// Queue pairs whose destruction blocks.
     pub(super) destroy: Vec<(Job, Vec<provider::Qp>)>,
@@ -36,7 +37,28 @@ pub(super) struct After {
     pub(super) talk: Vec<(usize, Vec<u8>)>,
     /// Rails that have come to rest, and are to be brought back.
     pub(super) probe: Vec<usize>,
+    /// For subscribers.
+    pub(super) notes: Vec<Note>,
     pub(super) nudge: bool,
+}
+
+/// Something to be told to subscribers of events: they are the user's code, which may ask the channel.
+pub(super) enum Note {
+    Ends { cause: Cause, words: String },
+    RailFailed { rail: usize, device: String, words: String },
+    RailBack { rail: usize, device: String },
+}
+
+impl Note {
+    fn tell(self) {
+        match self {
+            Self::Ends { cause, words } => tracing::debug!(%cause, words, "channel ends"),
+            Self::RailFailed { rail, device, words } => {
+                tracing::warn!(rail, device, words, "a rail has failed");
+            }
+            Self::RailBack { rail, device } => tracing::info!(rail, device, "a rail has come back"),
+        }
+    }
 }
 
 impl After {
@@ -69,7 +91,8 @@ impl KvDriver {
                 inner.scheduled = Some(next);
                 after.nudge = true;
             }
-            inner.returning += usize::from(after.returns());
+            // What is planned elsewhere comes back by itself.
+            inner.returning += usize::from(after.returns()) + after.long.len();
             inner.tell();
             out
         };
@@ -80,6 +103,8 @@ impl KvDriver {
             blocks,
             sources,
             asked,
+            long,
+            notes,
             ledger,
             destroy,
             lines,
@@ -97,6 +122,10 @@ impl KvDriver {
                 let this = this.clone();
                 let lane = lane_of(&queue_pairs);
                 lane.run(move || this.destroy(job, queue_pairs));
+            }
+            for asked in long {
+                let planning = Planning::new(this.clone(), asked);
+                self.runtime.spawn_blocking(move || planning.run());
             }
             talk.into_iter().for_each(|(rail, bytes)| this.hear(rail, &bytes));
             probe.into_iter().for_each(|rail| this.probe(rail));
@@ -126,6 +155,14 @@ impl KvDriver {
         }
         wakers.into_iter().for_each(Waker::wake);
         drop(replaced);
+        notes.into_iter().for_each(Note::tell);
         out
+    }
+
+    /// What was planned elsewhere is back.
+    pub(super) fn is_back(&self) {
+        let mut wakers = Vec::new();
+        lock(&self.inner).returned(&mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
     }
 }

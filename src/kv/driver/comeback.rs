@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 
+use super::after::Note;
 use super::rail::Phase;
 use super::{After, Inner, KvDriver, State};
 use crate::connect::{ConnectError, Deadline, HelloRegion};
@@ -488,7 +489,7 @@ impl Inner {
         (own.down, own.words, own.attempt) = (None, None, None);
         own.returns += 1;
         self.meter.rail(rail, true);
-        tracing::info!(rail, device = own.pd.device().name(), "a rail has come back");
+        after.notes.push(Note::RailBack { rail, device: own.pd.device().name().to_owned() });
         // It may have failed at the peer by now: the protocol says so, after it was up.
         self.events(now, after);
         after.nudge = true;

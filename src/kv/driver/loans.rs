@@ -45,6 +45,35 @@ pub(super) struct Asked {
     request: Vec<u8>,
 }
 
+/// Bytes of a request from which on its plan would hold a worker up (R9).
+const LONG: usize = 64 << 10;
+
+/// A request that is planned on a thread for what blocks. A runtime that is gone plans nothing.
+pub(super) struct Planning {
+    driver: Arc<KvDriver>,
+    asked: Option<Asked>,
+}
+
+impl Planning {
+    pub(super) fn new(driver: Arc<KvDriver>, asked: Asked) -> Self {
+        Self { driver, asked: Some(asked) }
+    }
+
+    pub(super) fn run(mut self) {
+        self.driver.serve(self.asked.take());
+    }
+}
+
+impl Drop for Planning {
+    fn drop(&mut self) {
+        if let Some(Asked { grant, source, .. }) = self.asked.take() {
+            drop(source);
+            self.driver.locked(|inner, after| inner.planned(grant, after));
+        }
+        self.driver.is_back();
+    }
+}
+
 impl Inner {
     /// Whether the peer may have so many grants more, of so many bytes together.
     pub(super) fn may_hold(
@@ -122,7 +151,7 @@ impl KvDriver {
     }
 
     /// Plans what the peer has asked for, and starts to write it.
-    pub(super) fn serve(&self, asked: Vec<Asked>) {
+    pub(super) fn serve(&self, asked: impl IntoIterator<Item = Asked>) {
         for Asked { grant, target, source, request } in asked {
             // The peer is the owner of the grant that it has issued for this.
             let (owner, bound) = (self.peer_epoch, self.local_epoch);
@@ -148,7 +177,8 @@ impl Inner {
     pub(super) fn read_asked(&mut self, grant: u64, target: u64, request: Vec<u8>, after: &mut After) {
         if let Some(lent) = self.loans.open.get_mut(&grant) {
             lent.planning = true;
-            after.asked.push(Asked { grant, target, source: lent.blocks.clone(), request });
+            let list = if request.len() > LONG { &mut after.long } else { &mut after.asked };
+            list.push(Asked { grant, target, source: lent.blocks.clone(), request });
         }
     }
 

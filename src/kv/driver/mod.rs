@@ -24,6 +24,8 @@ mod events;
 mod full;
 mod layers;
 mod loans;
+#[cfg(test)]
+mod long_asks;
 #[cfg(feature = "metrics")]
 mod meter;
 #[cfg(not(feature = "metrics"))]

@@ -4,6 +4,7 @@
 use std::task::Waker;
 use std::time::Instant;
 
+use super::after::Note;
 use super::closed::ChannelClosed;
 use super::rail::{Phase, Rail};
 use super::rails::Job;
@@ -338,7 +339,7 @@ impl Inner {
         // Once both sides have said that they are done, either may destroy its queue pairs first: that is no failure.
         let graceful = self.conn.as_ref().is_some_and(Connection::is_closed);
         let cause = if graceful { Cause::Closed } else { cause };
-        tracing::debug!(%cause, words, "channel ends");
+        after.notes.push(Note::Ends { cause, words: words.to_owned() });
         self.state = State::Draining { since: now, cause };
         // The protocol's own causes say all that there is.
         if !words.is_empty() {

@@ -3,6 +3,7 @@
 
 use std::time::{Instant, SystemTime};
 
+use super::after::Note;
 use super::rail::{Down, Phase, Rail};
 use super::{After, DRAIN_LIMIT, Inner, KvDriver, State};
 use crate::kv::lock;
@@ -223,7 +224,8 @@ impl Inner {
                 format!("rail {rail} over {device} has failed, and strict_rails asks for all: {words}");
             return self.fail(cause, &words, now, after);
         }
-        tracing::warn!(rail, device = own.pd.device().name(), words, "a rail has failed");
+        let device = own.pd.device().name().to_owned();
+        after.notes.push(Note::RailFailed { rail, device, words: words.clone() });
         own.phase = Phase::Draining { since: now };
         own.failures += 1;
         self.meter.rail(rail, false);

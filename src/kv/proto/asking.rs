@@ -96,7 +96,6 @@ impl Reader {
         let reason = own.unwrap_or(match reason {
             AbortReason::Sender(reason) | AbortReason::Reader(reason) => reason.into(),
             AbortReason::ConnectionLost => Reason::Lost(Cause::PeerLost),
-            AbortReason::PeerRestarted => Reason::PeerRestarted,
             AbortReason::Revoked | AbortReason::ReadRefused(_) => Reason::Revoked,
         });
         self.tell_done(id, Err(ReadEnd::Failed(reason)), out);

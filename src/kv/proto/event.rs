@@ -252,9 +252,6 @@ pub enum Reason {
     /// The connection ended under it.
     #[error("the connection was lost: {0}")]
     Lost(Cause),
-    /// The peer that knew has restarted.
-    #[error("the peer restarted")]
-    PeerRestarted,
 }
 
 /// Why the owner of a grant to read did not write what it was asked to ([`ReadStrategy::RemoteWrite`]).
@@ -357,9 +354,6 @@ pub enum AbortReason {
     /// The connection died under it.
     #[error("the connection was lost")]
     ConnectionLost,
-    /// The peer that it was bound to has restarted.
-    #[error("the peer restarted")]
-    PeerRestarted,
 }
 
 /// What the sender of a write, or the reader of a read, says with an abort.

@@ -97,7 +97,7 @@ impl Ledger {
             }
             for (&grant, g) in &self.rx.grants {
                 if !g.revoking {
-                    out.event(Event::Aborted { grant, reason: AbortReason::PeerRestarted });
+                    out.event(Event::Aborted { grant, reason: AbortReason::ConnectionLost });
                 }
                 out.event(Event::Freed { grant });
             }

@@ -252,7 +252,7 @@ fn k2_a_restarted_peer_leaves_doubt_and_ends_its_grants() {
     let mut p = Pair::with(p.cfg, [a.into_ledger(), Ledger::new(99, 1)]);
     let events = p.events(0);
     assert!(events.contains(&Event::Resolved { id: TransferId(0), resolution: Resolution::Unknown }));
-    assert!(events.contains(&Event::Aborted { grant: own, reason: AbortReason::PeerRestarted }));
+    assert!(events.contains(&Event::Aborted { grant: own, reason: AbortReason::ConnectionLost }));
     assert!(events.contains(&Event::Freed { grant: own }));
     assert_eq!(p.write(g, 4096), Err(Refused::PeerRestarted { grant: 2, peer: 99 }));
     let fresh = GrantRef { id: p.conns[1].issue_grant(1 << 20), owner_epoch: 99, ..g };
