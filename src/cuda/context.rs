@@ -162,6 +162,11 @@ impl Gpu {
         &self.facts.pci
     }
 
+    /// The driver's own number of it.
+    pub(super) fn handle(&self) -> std::ffi::c_int {
+        self.facts.handle
+    }
+
     /// The same in every process.
     pub(super) fn uuid(&self) -> [u8; 16] {
         self.facts.uuid

@@ -50,9 +50,6 @@ pub(super) struct GatherArgs {
 /// What the recorded driver refuses with: CUDA_ERROR_OUT_OF_MEMORY.
 #[cfg(test)]
 const OUT_OF_MEMORY: Status = 2;
-/// And CUDA_ERROR_NOT_SUPPORTED.
-#[cfg(test)]
-const NOT_SUPPORTED: Status = 801;
 
 impl Driver {
     pub(super) fn load() -> Result<Self, CudaError> {
@@ -246,6 +243,53 @@ impl Driver {
         }
     }
 
+    /// Pins a mapping, for every context: from here on it is as what `host_alloc` gives. `device` is that of the current context.
+    ///
+    /// # Safety
+    /// `at..+len` are whole pages that stay mapped until [`host_unregister`](Self::host_unregister), with `read_only` for reading.
+    pub(super) unsafe fn host_register(
+        &self,
+        device: c_int,
+        (at, len): (u64, usize),
+        read_only: bool,
+    ) -> Result<(), CudaError> {
+        match self {
+            Self::Real(api) => {
+                let mut reaches = 0;
+                // SAFETY: room for one number.
+                let asked = unsafe { (api.device_attribute)(&mut reaches, sys::HOST_POINTERS, device) };
+                self.check("cuDeviceGetAttribute", asked)?;
+                if reaches == 0 {
+                    return Err(self.failed("cuMemHostRegister", sys::NOT_SUPPORTED));
+                }
+                let flags = if read_only { sys::REGISTER_READ_ONLY } else { 0 } | sys::REGISTER_PORTABLE;
+                let at = std::ptr::with_exposed_provenance_mut(at as usize);
+                // SAFETY: by the caller's promise.
+                self.check("cuMemHostRegister", unsafe { (api.host_register)(at, len, flags) })
+            }
+            #[cfg(test)]
+            Self::Fake(fake) if fake.refuses("cuMemHostRegister") => {
+                Err(self.failed("cuMemHostRegister", sys::NOT_SUPPORTED))
+            }
+            #[cfg(test)]
+            Self::Fake(fake) => {
+                fake.host_register(at, len);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn host_unregister(&self, at: u64) {
+        match self {
+            Self::Real(api) => {
+                // SAFETY: pinned by `host_register`, and let go once, when no copy is queued that uses it.
+                unsafe { (api.host_unregister)(std::ptr::with_exposed_provenance_mut(at as usize)) };
+            }
+            #[cfg(test)]
+            Self::Fake(fake) => fake.host_unregister(at),
+        }
+    }
+
     pub(super) fn zero(&self, at: DevicePtr, len: usize, stream: Opaque) -> Result<(), CudaError> {
         match self {
             // SAFETY: an allocation of ours of that length, which nobody uses yet.
@@ -324,7 +368,7 @@ impl Driver {
             }
             #[cfg(test)]
             Self::Fake(fake) if fake.refuses("cuMemGetHandleForAddressRange") => {
-                Err(self.failed("cuMemGetHandleForAddressRange", NOT_SUPPORTED))
+                Err(self.failed("cuMemGetHandleForAddressRange", sys::NOT_SUPPORTED))
             }
             #[cfg(test)]
             Self::Fake(fake) => fake.dma_buf(at, len),
@@ -343,7 +387,7 @@ impl Driver {
             }
             #[cfg(test)]
             Self::Fake(fake) if fake.refuses("cuFlushGPUDirectRDMAWrites") => {
-                Err(self.failed("cuFlushGPUDirectRDMAWrites", NOT_SUPPORTED))
+                Err(self.failed("cuFlushGPUDirectRDMAWrites", sys::NOT_SUPPORTED))
             }
             #[cfg(test)]
             Self::Fake(fake) => {

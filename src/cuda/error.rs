@@ -32,6 +32,16 @@ pub enum CudaError {
         /// The name of that.
         name: String,
     },
+    /// The slots of a connection, which both processes map, could not be made.
+    #[error(
+        "host memory to stage {bytes} bytes of GPU memory at a time could not be made: {reason}; it is a memfd"
+    )]
+    NoSlots {
+        /// Bytes of all of them.
+        bytes: u64,
+        /// The system's words.
+        reason: String,
+    },
     /// The address is not one of device memory.
     #[error(
         "{address:#x} is not GPU memory of this process ({found}); give the address that cuMemAlloc or cudaMalloc gave"

@@ -300,6 +300,24 @@ impl Fake {
         }
     }
 
+    pub(super) fn host_register(&self, at: u64, len: usize) {
+        let mut state = lock(&self.state);
+        self.note(&mut state, "cuMemHostRegister", None);
+        if state.is_pinned(at) {
+            state.wrong.push(format!("cuMemHostRegister of {at:#x}, which is pinned already"));
+        }
+        state.pinned.insert(at, len);
+    }
+
+    pub(super) fn host_unregister(&self, at: u64) {
+        let mut state = lock(&self.state);
+        self.note(&mut state, "cuMemHostUnregister", None);
+        state.run_all();
+        if state.pinned.remove(&at).is_none() {
+            state.wrong.push(format!("cuMemHostUnregister of {at:#x}, which is not pinned"));
+        }
+    }
+
     pub(super) fn zero(&self, at: u64, len: usize, stream: Opaque) {
         let mut state = lock(&self.state);
         self.note_stream(&mut state, "cuMemsetD8Async", stream);

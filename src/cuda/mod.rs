@@ -8,7 +8,7 @@
 //!   memory.rs    device memory, ours or the user's      ipc.rs     a peer's, opened once
 //!   event.rs     what a write waits for
 //!   copy.rs      copies that run beside the program     gather.rs  many small pieces by one kernel
-//!   slots.rs     pinned host memory, for what is staged
+//!   slots.rs     pinned host memory, for what is staged    pinned.rs  what is mapped already, pinned
 //!   traffic.rs   what each path has carried
 //!   driver.rs    the calls, real or recorded            sys.rs     their declarations      fake.rs  the recording
 //! ```
@@ -38,6 +38,8 @@ mod memory;
 #[cfg(all(test, feature = "cuda"))]
 mod on_a_gpu;
 #[cfg(feature = "cuda")]
+mod pinned;
+#[cfg(feature = "cuda")]
 mod slots;
 #[cfg(feature = "cuda")]
 mod sys;
@@ -57,10 +59,28 @@ pub(crate) use self::{
     copy::{Copier, Flight},
     ipc::{PeerMemory, Source},
     memory::DeviceMemory,
+    pinned::Pinned,
     slots::{Slot, SlotPool},
 };
 #[cfg(not(feature = "cuda"))]
-pub(crate) use absent::{Copier, DeviceMemory, Event, Flight, Gpu, PeerMemory, Slot, SlotPool, Source};
+pub(crate) use absent::{
+    Copier, DeviceMemory, Event, Flight, Gpu, PeerMemory, Pinned, Slot, SlotPool, Source,
+};
+
+/// Which ways memory of a GPU may take to a peer on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GpuWays {
+    /// By itself: opened by the peer, or the same process.
+    pub(crate) ipc: bool,
+    /// Through slots in host memory that both have pinned.
+    pub(crate) staged: bool,
+}
+
+impl Default for GpuWays {
+    fn default() -> Self {
+        Self { ipc: true, staged: true }
+    }
+}
 
 /// What a peer has said of an allocation of its.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -35,6 +35,13 @@ pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(super) const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 /// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
 pub(super) const HOST_PORTABLE: c_uint = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE`, and `..._READ_ONLY`, for mappings that cannot be written.
+pub(super) const REGISTER_PORTABLE: c_uint = 1;
+pub(super) const REGISTER_READ_ONLY: c_uint = 8;
+/// `CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM`: kernels reach it by its own address.
+pub(super) const HOST_POINTERS: c_int = 91;
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub(super) const NOT_SUPPORTED: Status = 801;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 #[cfg_attr(not(feature = "verbs"), allow(dead_code))] // For GPUDirect.
 pub(super) const RANGE_HANDLE_DMA_BUF: c_int = 1;
@@ -97,6 +104,7 @@ functions! {
     device_name = "cuDeviceGetName" (*mut c_char, c_int, c_int);
     device_pci = "cuDeviceGetPCIBusId" (*mut c_char, c_int, c_int);
     device_uuid = "cuDeviceGetUuid" (*mut Uuid, c_int);
+    device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
     primary_retain = "cuDevicePrimaryCtxRetain" (*mut Opaque, c_int);
     context_push = "cuCtxPushCurrent_v2" (Opaque);
     context_pop = "cuCtxPopCurrent_v2" (*mut Opaque);
@@ -105,6 +113,8 @@ functions! {
     free = "cuMemFree_v2" (DevicePtr);
     host_alloc = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
     host_free = "cuMemFreeHost" (*mut c_void);
+    host_register = "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    host_unregister = "cuMemHostUnregister" (*mut c_void);
     set_bytes = "cuMemsetD8Async" (DevicePtr, u8, usize, Opaque);
     address_range = "cuMemGetAddressRange_v2" (*mut DevicePtr, *mut usize, DevicePtr);
     range_handle = "cuMemGetHandleForAddressRange" (*mut c_void, DevicePtr, usize, c_int, u64);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::pool::KvPool;
+use crate::cuda::GpuWays;
 use crate::device::{Device, SoftTransport};
 use crate::error::DeviceError;
 
@@ -17,8 +18,8 @@ pub enum GpuPath {
     /// CUDA IPC: the receiver's GPU copies from the sender's memory, on the same host; within one process, nothing has to be
     /// opened. It takes a soft device with [`SoftTransport::Shm`] and nothing else.
     Ipc,
-    /// Through host memory, over TCP: copied there by the sender and from there by the receiver. It takes a soft device with
-    /// [`SoftTransport::Tcp`] and nothing else.
+    /// Through host memory: copied there by the sender's GPU and from there by the receiver's. Over TCP it is sent in between; on one host
+    /// both have mapped it. It takes a soft device.
     Staged,
     /// GPUDirect: the network device reads and writes the memory itself. It takes an RDMA device; registering the memory fails where
     /// that one cannot. It was never run: see [the guide](crate::guide::gpu).
@@ -86,6 +87,11 @@ impl GpuPaths {
         GpuPath::ALL.into_iter().filter(move |&p| p != GpuPath::Any && self.allow(p)).map(GpuPath::name)
     }
 
+    /// What of it a connection on one host has to know.
+    pub(super) fn ways(self) -> GpuWays {
+        GpuWays { ipc: self.allow(GpuPath::Ipc), staged: self.allow(GpuPath::Staged) }
+    }
+
     /// Whether `pool`, registered with `device`, goes these ways and no other.
     pub(super) fn check(self, pool: &KvPool, device: &Device) -> Result<(), DeviceError> {
         if self == Self::ALL {
@@ -104,7 +110,8 @@ impl GpuPaths {
             return no("a GPU path for a pool in host memory, which KvConfig::gpu_path asks for,", fix);
         }
         let possible = Self::of(device.transport());
-        if self.0 & possible.0 == possible.0 {
+        let unavoidable = Self::unavoidable_on(device.transport());
+        if self.0 & possible.0 != 0 && self.0 & unavoidable.0 == unavoidable.0 {
             return Ok(());
         }
         // What is allowed and not possible, and then what is possible and not allowed.
@@ -116,7 +123,7 @@ impl GpuPaths {
                 ),
                 Some("staged") => no(
                     "staging through host memory and nothing else, which KvConfig::gpu_path asks for,",
-                    "open a soft device with SoftTransport::Tcp",
+                    "open a soft device: within one host, or over TCP",
                 ),
                 Some(_) => no(
                     "GPUDirect, which KvConfig::gpu_path asks for,",
@@ -128,30 +135,33 @@ impl GpuPaths {
                 ),
             };
         }
-        if self.allow(GpuPath::Ipc) {
-            no(
-                "CUDA IPC and nothing else, as KvConfig::gpu_path or gpu_paths has it,",
-                "open a soft device with SoftTransport::Shm: this one stages over TCP where the peer is elsewhere",
-            )
-        } else {
-            no(
-                "staging and no CUDA IPC, as KvConfig::gpu_path or gpu_paths has it,",
-                "open a soft device with SoftTransport::Tcp: this one takes CUDA IPC where the peer is on this host",
-            )
-        }
+        no(
+            "CUDA IPC and no staging, as KvConfig::gpu_path or gpu_paths has it,",
+            "open a soft device with SoftTransport::Shm: this one stages over TCP where the peer is elsewhere",
+        )
     }
 
     /// The ways that a device of this transport goes.
     fn of(transport: &str) -> Self {
         let is = |soft: SoftTransport| transport == soft.of_device();
-        if is(SoftTransport::Shm) {
-            Self::only(GpuPath::Ipc)
-        } else if is(SoftTransport::Tcp) {
+        if is(SoftTransport::Tcp) {
             Self::only(GpuPath::Staged)
-        } else if is(SoftTransport::Auto) {
+        } else if is(SoftTransport::Shm) || is(SoftTransport::Auto) {
             Self::ALL.without(GpuPath::GpuDirect)
         } else {
             Self::only(GpuPath::GpuDirect)
+        }
+    }
+
+    /// The ways that it may go whatever is allowed. Within one host a connection is told which it may.
+    fn unavoidable_on(transport: &str) -> Self {
+        let is = |soft: SoftTransport| transport == soft.of_device();
+        if is(SoftTransport::Shm) {
+            Self(0)
+        } else if is(SoftTransport::Auto) {
+            Self::only(GpuPath::Staged)
+        } else {
+            Self::of(transport)
         }
     }
 }

@@ -91,6 +91,36 @@ async fn r9_case_31_every_call_is_in_the_context_of_its_device_whatever_thread_m
     assert!(tx.path().to_string().contains("gpu by same process"), "{}", tx.path());
 }
 
+/// Staged within one host: as IPC to its user, but that it says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn k9_required_staging_on_one_host_lands_by_slots_and_counts_the_payload_at_both_ends() {
+    let (cuda, fake) = Fake::new(2);
+    fake.lag(3);
+    let staged = async |device| {
+        by(&cuda, device, SoftTransport::Shm, KvConfig::default().gpu_path(GpuPath::Staged).qps(2)).await
+    };
+    let (a, b) = (staged(0).await, staged(1).await);
+    let mut listener = b.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let (tx, rx) = tokio::try_join!(a.connect(listener.local_addr()), listener.accept()).unwrap();
+    let mut bytes = 0;
+    for round in 0..20 {
+        let count = 1 + (round as u32 * 7) % BLOCKS;
+        let mut blocks = tx.pool().alloc(count).await.unwrap();
+        fill(&mut blocks, round);
+        let grant = rx.grant(rx.pool().alloc(count).await.unwrap()).unwrap();
+        let write = tx.write(WriteRequest::new(&grant, blocks));
+        let (landed, arrival) =
+            tokio::time::timeout(PATIENCE, async { tokio::join!(write, rx.next_arrival()) }).await.unwrap();
+        bytes += landed.0.unwrap().bytes;
+        check(arrival.unwrap().blocks(), round);
+    }
+    let (ours, theirs) = (tx.path().gpu, rx.path().gpu);
+    assert_eq!((ours.staged.bytes_out, theirs.staged.bytes_in), (bytes, bytes), "K9");
+    assert_eq!((ours.same_process, theirs.same_process, theirs.host), Default::default());
+    assert!(tx.path().to_string().contains("staging"), "{}", tx.path());
+    assert_eq!(fake.wrong(), Vec::<String>::new());
+}
+
 /// Case 9: what fills the source is still under way when the write is called with its event.
 #[tokio::test]
 async fn k1_case_9_a_write_is_posted_after_its_event_and_sends_what_the_stream_has_made() {
@@ -156,7 +186,6 @@ async fn k9_a_gpu_path_that_is_not_possible_is_refused_before_anything_is_connec
     for (transport, path, words) in [
         (SoftTransport::Auto, GpuPath::Ipc, "SoftTransport::Shm"),
         (SoftTransport::Shm, GpuPath::GpuDirect, "use ipc on one host"),
-        (SoftTransport::Shm, GpuPath::Staged, "SoftTransport::Tcp"),
     ] {
         let pool = pool(transport, gpu()).await.unwrap();
         let error = KvEndpoint::new(pool, KvConfig::default().gpu_path(path)).unwrap_err().to_string();
@@ -168,9 +197,9 @@ async fn k9_a_gpu_path_that_is_not_possible_is_refused_before_anything_is_connec
     for (paths, taken_by) in [
         (GpuPaths::only(GpuPath::Any), &[Auto, Shm, Tcp][..]),
         (GpuPaths::only(GpuPath::Ipc), &[Shm]),
-        (GpuPaths::only(GpuPath::Staged), &[Tcp]),
+        (GpuPaths::only(GpuPath::Staged), &[Auto, Shm, Tcp]),
         (GpuPaths::only(GpuPath::GpuDirect), &[]),
-        (without(GpuPath::Ipc), &[Tcp]),
+        (without(GpuPath::Ipc), &[Auto, Shm, Tcp]),
         (without(GpuPath::Staged), &[Shm]),
         (without(GpuPath::GpuDirect), &[Auto, Shm, Tcp]),
         (without(GpuPath::Ipc).without(GpuPath::Staged), &[]),

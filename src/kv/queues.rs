@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::cuda::GpuTraffic;
+use crate::cuda::{GpuTraffic, GpuWays};
 use crate::error::{PostError, QpError};
 use crate::memory::{Local, Slice};
 use crate::pages::Checked;
@@ -43,13 +43,14 @@ struct Pending {
     pages: Option<(Arc<Checked>, u32)>,
 }
 
-/// How many buffers a queue pair needs, and of which size.
+/// How many buffers a queue pair needs, and of which size; and where memory of GPUs may go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QueueSizes {
     pub(crate) send_depth: u32,
     pub(crate) recv_depth: u32,
     pub(crate) control_bytes: usize,
     pub(crate) max_inline: u32,
+    pub(crate) gpu_ways: GpuWays,
 }
 
 impl QueueSizes {
@@ -196,8 +197,8 @@ impl Queue {
 
     /// Counts on from what `before`, in whose place it comes, has carried.
     pub(crate) fn carry_on(&mut self, before: &Self) {
-        let QpReport { bytes_written, writes, controls, received, .. } = before.report;
-        self.report = QpReport { bytes_written, writes, controls, received, ..self.report };
+        let QpReport { transport, qp_num, peer_qp_num, .. } = self.report;
+        self.report = QpReport { transport, qp_num, peer_qp_num, ..before.report };
         self.gpu = before.gpu_traffic();
     }
 
@@ -425,5 +426,34 @@ impl Sink for Outbox<'_> {
             inline: bytes.len() <= queue.max_inline,
             pages: None,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k9_a_rail_that_comes_back_counts_on_from_all_that_it_had_carried() {
+        let (mut before, mut queue) = (Queue::absent(), Queue::absent());
+        (before.report.bytes_written, before.report.writes) = (1, 2);
+        (before.report.bytes_read, before.report.reads) = (3, 4);
+        (before.report.controls, before.report.received) = (5, 6);
+        before.report.qp_num = 7;
+        (queue.report.qp_num, queue.report.peer_qp_num) = (8, 9);
+        queue.carry_on(&before);
+        let QpReport {
+            qp_num,
+            peer_qp_num,
+            bytes_written,
+            writes,
+            bytes_read,
+            reads,
+            controls,
+            received,
+            ..
+        } = queue.report;
+        assert_eq!([bytes_written, writes, bytes_read, reads, controls, received], [1, 2, 3, 4, 5, 6]);
+        assert_eq!((qp_num, peer_qp_num), (8, 9), "it is another queue pair");
     }
 }

@@ -113,6 +113,7 @@ pub(super) fn sizes_on(device: &Device, config: &KvConfig) -> QueueSizes {
         recv_depth: config.recv_depth(),
         control_bytes: CONTROL_BYTES,
         max_inline: device.capabilities().max_inline.min(CONTROL_BYTES as u32),
+        gpu_ways: config.gpu_paths.ways(),
     }
 }
 
@@ -144,6 +145,7 @@ pub(super) fn queues_on(
         let qp = pd.provider().create_qp(cq, cq, sizes.init()).map_err(ConnectError::resources)?;
         // Before it is connected: its channel says more.
         qp.expose(Arc::new(Nothing));
+        qp.set_gpu_ways(sizes.gpu_ways);
         Queue::new(qp, sizes, caps.ordered, caps.all_signaled, memory).map_err(ConnectError::resources)
     };
     let queues = memories.into_iter().map(queue).collect::<Result<_, _>>()?;

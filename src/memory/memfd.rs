@@ -29,7 +29,7 @@ pub(crate) fn create(len: u64) -> io::Result<OwnedFd> {
 }
 
 /// Seals it: its size, its seals, and against every mapping to come that could write.
-pub(super) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     match add_seals(fd, SIZE_SEALS | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => add_seals(fd, SIZE_SEALS | libc::F_SEAL_SEAL),
         other => other,

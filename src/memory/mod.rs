@@ -24,8 +24,9 @@ use std::sync::Arc;
 pub(crate) use checksum::Checksum;
 pub use checksum::checksum;
 pub(crate) use mapping::Mapping;
+pub(crate) use mapping::next_name;
 #[cfg(feature = "cuda")]
-pub(crate) use mapping::{next_name, page_size};
+pub(crate) use mapping::page_size;
 pub(crate) use region::MrInner;
 pub use region::{Exposed, Kind, Local, Region};
 pub use remote::{Access, RemoteRegion, RemoteSlice};

@@ -765,6 +765,15 @@ impl Qp {
         }
     }
 
+    /// From here on memory of GPUs takes these ways only to a peer on this host, and is taken only so. An RDMA device knows neither.
+    pub(crate) fn set_gpu_ways(&self, ways: crate::cuda::GpuWays) {
+        match self {
+            Self::Soft(q) => q.set_gpu_ways(ways),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => {}
+        }
+    }
+
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> crate::cuda::GpuTraffic {
         match self {

@@ -142,6 +142,72 @@ impl Cuda {
         }
         Ok(crate::median(&mut seconds[3..]))
     }
+
+    /// Copies `pieces` of `piece` bytes each, a good many times over, between the GPU and pinned memory.
+    pub fn pinned_rates(&self, piece: usize, pieces: usize) -> Result<Rates, Failed> {
+        self.enter()?;
+        let bytes = piece * pieces;
+        let (mut host, mut device, mut streams) = ([0u64; 2], [0u64; 2], [0usize; 2]);
+        // SAFETY: room for what each call writes; memory of this function's, which is not given back.
+        unsafe {
+            let pin = self
+                .library
+                .get::<unsafe extern "C" fn(*mut u64, usize, c_uint) -> c_int>(b"cuMemHostAlloc\0")?;
+            let alloc =
+                self.library.get::<unsafe extern "C" fn(*mut u64, usize) -> c_int>(b"cuMemAlloc_v2\0")?;
+            let stream =
+                self.library.get::<unsafe extern "C" fn(*mut usize, c_uint) -> c_int>(b"cuStreamCreate\0")?;
+            for way in 0..2 {
+                check("cuMemHostAlloc", pin(&mut host[way], bytes, 0))?;
+                check("cuMemAlloc", alloc(&mut device[way], bytes))?;
+                check("cuStreamCreate", stream(&mut streams[way], 1))?;
+            }
+        }
+        let [from, to, both] = [[true, false], [false, true], [true, true]].map(|ways| {
+            self.copies(ways, (host, device, streams), piece, pieces)?;
+            self.copies(ways, (host, device, streams), piece, pieces)
+        });
+        Ok(Rates { from: from?, to: to?, both: both? })
+    }
+
+    /// From the GPU, to it, or both at once: bytes a second each way.
+    fn copies(
+        &self,
+        ways: [bool; 2],
+        (host, device, streams): ([u64; 2], [u64; 2], [usize; 2]),
+        piece: usize,
+        pieces: usize,
+    ) -> Result<f64, Failed> {
+        const TIMES: usize = 20;
+        let start = std::time::Instant::now();
+        // SAFETY: memory and streams of `pinned_rates`.
+        unsafe {
+            let copy = self
+                .library
+                .get::<unsafe extern "C" fn(u64, u64, usize, usize) -> c_int>(b"cuMemcpyAsync\0")?;
+            let wait = self.library.get::<unsafe extern "C" fn(usize) -> c_int>(b"cuStreamSynchronize\0")?;
+            for at in (0..TIMES * pieces).map(|n| (n % pieces * piece) as u64) {
+                if ways[0] {
+                    check("cuMemcpyAsync", copy(host[0] + at, device[0] + at, piece, streams[0]))?;
+                }
+                if ways[1] {
+                    check("cuMemcpyAsync", copy(device[1] + at, host[1] + at, piece, streams[1]))?;
+                }
+            }
+            for stream in streams {
+                check("cuStreamSynchronize", wait(stream))?;
+            }
+        }
+        Ok((TIMES * pieces * piece) as f64 / start.elapsed().as_secs_f64())
+    }
+}
+
+/// Bytes a second.
+pub struct Rates {
+    pub from: f64,
+    pub to: f64,
+    /// Each way, both at once.
+    pub both: f64,
 }
 
 fn check(call: &str, status: c_int) -> Result<(), Failed> {

@@ -70,9 +70,10 @@ pub struct Place {
     /// Bytes of a WRITE at most; 0 is what is the default.
     max_write: u32,
     tcp: bool,
+    path: GpuPath,
 }
 
-const GPU: Place = Place { gpu: true, spin: 0, qps: 1, max_write: 0, tcp: false };
+const GPU: Place = Place { gpu: true, spin: 0, qps: 1, max_write: 0, tcp: false, path: GpuPath::Ipc };
 
 impl Place {
     fn memory(self, bytes: u64) -> Memory {
@@ -83,7 +84,7 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (gpu, tcp) = (u8::from(self.gpu), u8::from(self.tcp));
-        write!(f, "{gpu},{},{},{},{tcp}", self.spin, self.qps, self.max_write)
+        write!(f, "{gpu},{},{},{},{tcp},{}", self.spin, self.qps, self.max_write, self.path)
     }
 }
 
@@ -92,10 +93,10 @@ impl FromStr for Place {
 
     fn from_str(text: &str) -> Result<Self, Failed> {
         let mut numbers = text.split(',');
-        let mut next = || numbers.next().ok_or("a place is GPU,SPIN,QPS,BYTES,TCP");
+        let mut next = || numbers.next().ok_or("a place is GPU,SPIN,QPS,BYTES,TCP,PATH");
         let (gpu, spin, qps, max_write) =
             (next()? == "1", next()?.parse()?, next()?.parse()?, next()?.parse()?);
-        Ok(Self { gpu, spin, qps, max_write, tcp: next()? == "1" })
+        Ok(Self { gpu, spin, qps, max_write, tcp: next()? == "1", path: next()?.parse()? })
     }
 }
 
@@ -107,7 +108,7 @@ pub async fn endpoint(shape: Shape, memory: Memory, place: Place) -> Result<KvEn
     let pool = KvPool::with_memory(&device.alloc_pd()?, layout, memory, PoolAccess::Both).await?;
     let path = match (place.gpu, place.tcp) {
         (true, true) => GpuPath::Staged,
-        (true, false) => GpuPath::Ipc,
+        (true, false) => place.path,
         (false, _) => GpuPath::Any,
     };
     let mut config =
@@ -318,13 +319,81 @@ async fn layers_go_after_their_events(cuda: &Cuda) -> Result<String, Failed> {
     ))
 }
 
+/// Staged within this host, through slots that both processes have mapped: every block right, every byte counted; and its speed beside
+/// copies of pinned memory, alone and both ways at once, which is what one GPU does that is both ends.
+async fn staging_on_one_host(cuda: &Cuda) -> Result<String, Failed> {
+    let staged = Place { path: GpuPath::Staged, ..GPU };
+    let mut said = String::new();
+    for (name, shape) in [
+        ("llama page 16", Shape { layers: 32, blocks: 128, block: 65_536 }),
+        ("odd blocks", Shape { layers: 3, blocks: 50, block: 12_345 }),
+    ] {
+        let (peer, channel) = pair(shape, staged, staged.memory(shape.bytes())).await?;
+        for round in 0..3 {
+            let mut blocks = channel.pool().claim(&shuffled(shape.blocks, round + 3))?;
+            fill(&mut blocks, shape, round)?;
+            peer::write(&channel, blocks, &shuffled(shape.blocks, round), Some(round)).await?;
+        }
+        let ((bytes, operations, calls), ours) = (peer::counted(&channel).await?, channel.path().gpu);
+        let expected = 3 * shape.bytes();
+        if (ours.staged.bytes_out, bytes, ours.ipc.bytes_out) != (expected, expected, 0) {
+            return Err(format!(
+                "{name}: {expected} bytes, {} here and {bytes} there",
+                ours.staged.bytes_out
+            )
+            .into());
+        }
+        said += &format!(
+            "\n    {name}: {expected} bytes right, counted at both ends, {operations} pieces by {calls} calls there"
+        );
+        peer.end().await?;
+    }
+    let plain = cuda.pinned_rates(1 << 20, 64)?;
+    said += &format!(
+        "\n    pinned memory, pieces of 1 MiB: from the GPU {:.1} GiB/s, to it {:.1}, both at once {:.1} each way",
+        plain.from / GIB,
+        plain.to / GIB,
+        plain.both / GIB
+    );
+    let shape = Shape { layers: 1, blocks: 512, block: 2 << 20 };
+    let all = in_order(shape.blocks);
+    for spin in [0, 1000] {
+        let place = Place { spin, ..staged };
+        let (peer, channel) = pair(shape, place, place.memory(shape.bytes())).await?;
+        let rate = shape.bytes() as f64 / timed(&channel, &all, &all, 20).await?;
+        peer.end().await?;
+        said += &format!(
+            "\n    1 GiB landed, spin {spin} us: {:.1} GiB/s, {:.2} of the slower way alone, {:.2} of both at once",
+            rate / GIB,
+            rate / plain.from.min(plain.to),
+            rate / plain.both
+        );
+    }
+    let shape = Shape { layers: 1, blocks: 1, block: 4096 };
+    for spin in [0, 200] {
+        let place = Place { spin, ..staged };
+        let (peer, channel) = pair(shape, place, place.memory(shape.bytes())).await?;
+        let took = timed(&channel, &[0], &[0], 500).await?;
+        said += &format!("\n    4 KiB landed, spin {spin} us: {:.1} us", took * 1e6);
+        peer.end().await?;
+    }
+    Ok(said)
+}
+
 /// Stream-ordered memory, and memory that the program has mapped, cannot be exported: it is staged, and taken as a target.
 async fn memory_of_every_kind_is_staged(cuda: &Cuda) -> Result<String, Failed> {
     let shape = Shape { layers: 2, blocks: 64, block: 32_768 };
-    let place = Place { tcp: true, ..GPU };
     let bytes = shape.bytes() as usize;
     let mut said = Vec::new();
-    for (name, at) in [("stream-ordered", cuda.pooled(bytes)?), ("mapped", cuda.mapped(bytes)?)] {
+    let (pooled, mapped) = (cuda.pooled(bytes)?, cuda.mapped(bytes)?);
+    // Within a host nobody asks for it.
+    for (name, at, tcp) in [
+        ("stream-ordered over TCP", pooled, true),
+        ("mapped over TCP", mapped, true),
+        ("stream-ordered on one host", pooled, false),
+        ("mapped on one host", mapped, false),
+    ] {
+        let place = Place { tcp, path: GpuPath::Any, ..GPU };
         // SAFETY: memory of the driver's, which is never given back.
         let memory = unsafe { Memory::from_cuda(at, shape.bytes(), Box::new(()))? };
         let (peer, channel) = pair(shape, place, memory).await?;
@@ -365,7 +434,6 @@ async fn what_is_not_possible_is_refused_by_name(cuda: &Cuda) -> Result<String, 
     for (transport, path, words) in [
         (SoftTransport::Auto, GpuPath::Ipc, "SoftTransport::Shm"),
         (SoftTransport::Tcp, GpuPath::Ipc, "SoftTransport::Shm"),
-        (SoftTransport::Shm, GpuPath::Staged, "SoftTransport::Tcp"),
         (SoftTransport::Shm, GpuPath::GpuDirect, "use ipc on one host"),
     ] {
         let device = Device::soft(SoftConfig::new().transport(transport))?;
@@ -551,6 +619,7 @@ async fn suite() -> Result<(), Failed> {
         ipc_speed(&cuda),
         page_one_speed(),
         landed_latency_of_each_path(),
+        staging_on_one_host(&cuda),
         staging_over_tcp(),
         memory_of_every_kind_is_staged(&cuda),
     );

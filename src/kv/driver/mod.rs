@@ -14,11 +14,14 @@
 //! ```
 
 mod after;
+mod backlog;
 mod calls;
 mod closed;
 mod comeback;
 mod direct;
 mod events;
+#[cfg(test)]
+mod full;
 mod layers;
 mod loans;
 #[cfg(feature = "metrics")]
@@ -75,6 +78,7 @@ pub use closed::{ChannelClosed, MessageError};
 pub(crate) use parts::{Parts, RailHalf, RailParts};
 
 use after::After;
+use backlog::Backlog;
 use loans::Loans;
 use meter::Meter;
 use reads::Reads;
@@ -124,6 +128,8 @@ struct Inner {
     queues: Vec<Queue>,
     rails: Vec<Rail>,
     cqes: Box<[Cqe; BATCH]>,
+    /// What had come and may not have been taken.
+    backlog: Backlog,
     /// Work requests that have failed, by rail: dealt with after what had come in before, on whichever rail.
     failed: Vec<(usize, Cqe)>,
     /// Tokens of work requests that could not be posted. Kept for its memory.
@@ -336,8 +342,8 @@ impl KvDriver {
         let inner = lock(&self.inner);
         let mut carried = Carried {
             // What the peer has read has left here, and what we have read has come, by whichever way.
-            landed: inner.stats.landed_bytes + inner.stats.served_bytes,
-            arrived: inner.stats.arrived_bytes + inner.stats.read_bytes,
+            landed: inner.stats.landed_bytes.saturating_add(inner.stats.served_bytes),
+            arrived: inner.stats.arrived_bytes.saturating_add(inner.stats.read_bytes),
             ..Carried::default()
         };
         for report in inner.queues.iter().map(Queue::report) {

@@ -7,6 +7,7 @@ use super::control::{Class, Head};
 use super::credits::Urgency;
 use super::event::{Sink, Token, Transmitted};
 use super::outbox::Queued;
+use super::pace::Way;
 use super::plan::{Cursor, Piece};
 use super::rails::Rail;
 use super::record::{Counts, Record};
@@ -61,9 +62,18 @@ impl Connection {
         self.links.iter_mut().for_each(|link| link.look(now));
         self.settle_reads();
         self.transmit_control(sink, &mut budget);
-        // Before data, which fills the send queues: READs are few at a time.
-        self.transmit_reads(now, sink, &mut budget);
-        let paged = self.transmit_data(now, sink, &mut budget);
+        // Who had what there was of a send queue is second the next time.
+        let before = budget;
+        let paged;
+        if self.reads_first {
+            self.transmit_reads(now, sink, &mut budget);
+            self.reads_first = budget == before;
+            paged = self.transmit_data(now, sink, &mut budget);
+        } else {
+            paged = self.transmit_data(now, sink, &mut budget);
+            self.reads_first = budget < before;
+            self.transmit_reads(now, sink, &mut budget);
+        }
         self.transmit_control(sink, &mut budget);
         if self.ready_to_close() {
             self.close_sent = true;
@@ -173,7 +183,7 @@ impl Connection {
             return self.rails[0].pace.may_queue().then(|| self.cut_for(t, 0, rail.max_write, sink))?;
         }
         let mut tried = 0u64;
-        while let Some((rail, max_write)) = self.next_rail(tried) {
+        while let Some((rail, max_write)) = self.next_rail(Way::Out, tried) {
             tried |= 1 << rail;
             let cut = self.cut_for(t, rail, max_write, sink);
             if cut.is_some() {
@@ -238,7 +248,7 @@ impl Connection {
     }
 
     fn transmit_control(&mut self, sink: &mut impl Sink, budget: &mut usize) {
-        let nothing_left = self.out.urgent.is_empty() && !self.is_recovering();
+        let nothing_left = self.out.is_empty() && !self.is_recovering();
         if self.both_closed() && nothing_left {
             return;
         }
@@ -336,17 +346,17 @@ impl Connection {
 
     /// Drops what has become pointless, and says whether something waits that can travel on any queue pair.
     fn common_urgency(&mut self) -> Option<Urgency> {
-        while let Some(&Queued::Abort { transfer }) = self.out.urgent.front()
+        while let Some(Queued::Abort { transfer }) = self.out.front()
             && self.sender.get(transfer).is_none_or(|t| t.resolved)
         {
-            self.out.urgent.pop_front();
+            self.out.pop();
         }
         while let Some(&id) = self.sender.headers.front()
             && !self.sender.is_header_due(id)
         {
             self.sender.headers.pop_front();
         }
-        if !self.out.urgent.is_empty() || self.incoming.must_report() {
+        if !self.out.is_empty() || self.incoming.must_report() {
             return Some(Urgency::Urgent);
         }
         let again = !self.resend.is_empty() || !self.talks.is_empty();
@@ -356,11 +366,11 @@ impl Connection {
 
     /// Fills the rest of a message with records that may travel on any queue pair.
     fn fill_common(&mut self) {
-        while let Some(&queued) = self.out.urgent.front() {
+        while let Some(queued) = self.out.front() {
             if self.record(queued).is_some_and(|record| !self.builder.push(&record)) {
                 return;
             }
-            self.out.urgent.pop_front();
+            self.out.pop();
         }
         while self.resend.next(|record| self.builder.push(record)) {}
         while let Some((rail, bytes)) = self.talks.front() {
@@ -395,7 +405,7 @@ impl Connection {
             }
             Queued::AbortAck { transfer } => Record::AbortAck { transfer },
             Queued::Query { transfer, grant } => Record::Query { transfer, grant },
-            Queued::Answer { transfer, landed } => Record::Answer { transfer, landed },
+            Queued::Answer { transfer, resolution } => Record::Answer { transfer, resolution },
             Queued::Revoke { grant } => Record::Revoke { grant },
             Queued::Revoked { grant } => Record::Revoked { grant },
             Queued::ReadDone { grant, bytes, reason } => Record::ReadDone { grant, bytes, reason },

@@ -19,6 +19,7 @@ use super::qp::QpInner;
 use super::rx::Stop;
 use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
 use super::sq::Cause;
+use super::tuning::SHARED_FLIGHT;
 use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Slot, Source};
 use crate::memory::Mapping;
 use crate::pages::{Checked, Pages};
@@ -47,6 +48,8 @@ const DRIVER_LOOK: Duration = Duration::from_millis(1);
 pub(super) enum Way {
     /// In memory of a GPU: `here`, of this process.
     Device { gpu: Arc<Gpu>, from: u64, hold: Hold, here: bool },
+    /// In a slot of the peer's, to which its GPU has copied.
+    Slot { from: u64, hold: Hold, pinned: bool },
     /// In mapped memory of the peer.
     Host { from: u64, hold: Hold },
     /// Read already.
@@ -213,12 +216,18 @@ impl Landings {
         let len = range.len() as u64;
         let target = range.device().map(|memory| memory.gpu());
         let way = link.way(reference, skip, len, target)?;
+        // Kernels reach pinned memory, too.
+        let reached = matches!(way, Way::Slot { pinned: true, .. });
         let (gpu, from, hold) = match (way, target) {
             (Way::Device { gpu, from, hold, here }, _) => {
                 let traffic = &mut self.traffic;
                 let path = if here { &mut traffic.same_process } else { &mut traffic.ipc };
                 path.received(len);
                 (gpu, from, hold)
+            }
+            (Way::Slot { from, hold, .. }, Some(gpu)) => {
+                self.traffic.staged.received(len);
+                (gpu.clone(), from, hold)
             }
             (Way::Host { from, hold }, Some(gpu)) => {
                 self.traffic.host.received(len);
@@ -229,13 +238,13 @@ impl Landings {
                 return self.put(range, &bytes).map_err(unable_to_copy);
             }
             // Host memory to host memory is not for a GPU.
-            (Way::Host { .. } | Way::Bytes(_), None) => return Err(NoCopy::Unable),
+            (Way::Slot { .. } | Way::Host { .. } | Way::Bytes(_), None) => return Err(NoCopy::Unable),
         };
         // A copy finds its way between two GPUs, a kernel reads only what is of its context.
         let reads = |source: &Source| source.is_of(&gpu);
         let between_devices = target.is_some() && matches!(&hold, Hold::Memory(source) if reads(source));
         let collected = self.of(&gpu).map_err(unable_to_copy)?;
-        collected.gathers &= between_devices;
+        collected.gathers &= between_devices || reached;
         collected.add(range, from, hold);
         Ok(())
     }
@@ -545,9 +554,10 @@ impl QpInner {
         }
     }
 
-    /// More is collected than should wait.
-    pub(super) fn launch_if_much(&mut self) {
-        if self.landings.collected.iter().any(|c| c.copier.pieces() >= PIECES) {
+    /// More is collected than should wait. `slots`: it is of slots, for which the peer waits.
+    pub(super) fn launch_if_much(&mut self, slots: bool) {
+        let most = if slots { SHARED_FLIGHT } else { u64::MAX };
+        if self.landings.collected.iter().any(|c| c.copier.pieces() >= PIECES || c.bytes >= most) {
             self.launch();
         }
     }

@@ -9,7 +9,7 @@ use super::cq::CqShared;
 use super::faults::QpFaults;
 use super::frame::Preamble;
 use super::landings::Landings;
-use super::link::{self, Door, Doors, Link, Spare};
+use super::link::{self, Door, Doors, Link, Spare, Stream};
 use super::member::QpShared;
 use super::mr::Reach;
 use super::reach::{self, Path};
@@ -20,7 +20,7 @@ use super::staging::Staging;
 use super::tuning::{DOORBELL_BYTES, MIN_PEER_TIMEOUT};
 use super::tx::Tx;
 use super::{SoftChannel, SoftCq, SoftDevice, SoftPd, SoftSrq, lock};
-use crate::cuda::GpuTraffic;
+use crate::cuda::{GpuTraffic, GpuWays};
 use crate::device::SoftTransport;
 use crate::error::{PostError, QpError};
 use crate::memory::{Exposed, Region};
@@ -80,6 +80,7 @@ pub(super) struct QpInner {
     /// Of memory of GPUs.
     pub(super) landings: Landings,
     pub(super) staging: Staging,
+    pub(super) gpu_ways: GpuWays,
     /// Faults to commit; `None` in ordinary life.
     pub(super) faults: Option<Box<QpFaults>>,
 }
@@ -190,6 +191,7 @@ impl SoftPd {
             withdrawals: 0,
             landings: Landings::default(),
             staging: Staging::default(),
+            gpu_ways: GpuWays::default(),
             faults: self.device.faults_of(qp_num),
         };
         let shared = channel.join(|token| Arc::new(QpShared::new(token, inner)));
@@ -254,7 +256,7 @@ impl SoftQp {
     pub(crate) fn why_not_send(&self, region: &Region<Exposed>) -> Option<String> {
         let memory = region.device_memory()?;
         let qp = lock(&self.shared.inner);
-        qp.link.shm()?.why_not_lend(memory).map(|why| why.to_string())
+        qp.link.shm()?.why_not_give(memory).map(|why| why.to_string())
     }
 
     /// From here on the peer reaches what `exposure` says, and nothing else.
@@ -262,6 +264,15 @@ impl SoftQp {
         let replaced = lock(&self.shared.inner).reach.exposure.replace(exposure);
         // Not under the lock.
         drop(replaced);
+    }
+
+    /// From here on memory of GPUs takes these ways only, where the peer is on this host.
+    pub(crate) fn set_gpu_ways(&self, ways: GpuWays) {
+        let mut qp = lock(&self.shared.inner);
+        qp.gpu_ways = ways;
+        if let Link::Up(Stream::Shm(link)) = &mut qp.link {
+            link.set_ways(ways);
+        }
     }
 
     /// Whether all that is being copied for the peer is exposed to it still.

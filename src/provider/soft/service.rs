@@ -11,7 +11,7 @@ use super::member::{ENDED, Phase, READABLE, WRITABLE};
 use super::qp::QpInner;
 use super::reach::{self, Dialed};
 use super::rx::{Refusal, Stop};
-use super::shm::{WANTS_BYTES, WANTS_END, WANTS_ROOM};
+use super::shm::{WANTS_BYTES, WANTS_DONE, WANTS_END, WANTS_ROOM};
 use super::sq::Cause;
 use super::sys;
 use super::tuning::{ACK_BYTES, ACK_MESSAGES, DRAIN_BYTES, MIN_PEER_TIMEOUT, QP_SLICE_BYTES};
@@ -74,8 +74,12 @@ impl QpInner {
             Link::Up(Stream::Shm(_)) => {
                 let (paced, stalled) = self.held();
                 let reads = self.may_read(stalled);
-                let waits = !self.tx.writable && !paced && !self.tx.dead && self.wants_to_send();
-                (if reads { WANTS_BYTES } else { 0 }) | (if waits { WANTS_ROOM } else { 0 })
+                let sends = !paced && !self.tx.dead;
+                let waits = !self.tx.writable && sends && self.wants_to_send();
+                let slots = sends && self.staging.shared.awaited().is_some();
+                (if reads { WANTS_BYTES } else { 0 })
+                    | (if waits { WANTS_ROOM } else { 0 })
+                    | (if slots { WANTS_DONE } else { 0 })
             }
             Link::Leaving(_) => WANTS_END,
             _ => 0,
@@ -89,8 +93,15 @@ impl QpInner {
                 let look = self.landings.next_look();
                 let sends = self.tx.writable && !self.tx.dead && !self.held().0;
                 let copied = self.tx.look.next().filter(|_| sends);
-                let waits =
-                    [self.rx.not_ready.flatten(), self.connect_by, self.fault_deadline(), look, copied];
+                let slots = self.staging.shared.next_look().filter(|_| sends);
+                let waits = [
+                    self.rx.not_ready.flatten(),
+                    self.connect_by,
+                    self.fault_deadline(),
+                    look,
+                    copied,
+                    slots,
+                ];
                 waits.into_iter().flatten().min()
             }
             _ => self.connect_by,
@@ -199,10 +210,13 @@ impl QpInner {
         }
     }
 
-    pub(super) fn connected(&mut self, stream: Stream) {
-        match &stream {
+    pub(super) fn connected(&mut self, mut stream: Stream) {
+        match &mut stream {
             Stream::Tcp(socket) => link::tune(socket, self.peer_timeout),
-            Stream::Shm(link) => self.device.lenders.join(link.rings()),
+            Stream::Shm(link) => {
+                link.set_ways(self.gpu_ways);
+                self.device.lenders.join(link.rings());
+            }
         }
         self.link = Link::Up(stream);
         self.readable = true;
@@ -284,6 +298,10 @@ impl QpInner {
         self.readable |= ended || rings.has_bytes();
         self.ended |= ended;
         self.tx.writable |= rings.has_room();
+        self.staging.shared.reclaim(rings.done());
+        if let Some(end) = self.staging.shared.awaited() {
+            rings.set_awaited(end);
+        }
         let withdrawals = self.device.lenders.withdrawals();
         if withdrawals != self.withdrawals && link.has_lent() {
             // What nobody refers to any more the peer need not keep mapped.

@@ -1,10 +1,13 @@
-//! Memory of GPUs over TCP: it passes through slots of pinned host memory, so that copies run while the socket is served.
+//! Memory of GPUs that is staged: it passes through slots of pinned host memory, so that copies run while the connection is served.
 //!
-//! Out: the payload of a frame is copied to a slot when the frame is put together, some frames ahead of their turn; a frame is sent
+//! Over TCP, out: the payload of a frame is copied to a slot when the frame is put together, some frames ahead of their turn; a frame is sent
 //! when its copies are over. In: the socket is read into a slot, from which `landings.rs` has the payload copied while the next is
 //! read. Nothing waits for the GPU: where nothing else is to be done, the queue pair has a deadline after which to look again.
 //!
 //! A queue pair has at most a slot for each frame ahead, and some for each flight of its landings. They go back when it ends.
+//!
+//! Over shared memory the slots are the connection's own (`shm/slots.rs`), and references to them travel: out as over TCP, but that a slot
+//! is lent to the peer when its frame has been put; in, they are copied from as other mapped memory is (`shm/receive.rs`).
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -15,7 +18,8 @@ use super::landings::{FIRST_LOOK, LAST_LOOK, Landings, SHORT_LOOKS};
 use super::mr::MemRange;
 use super::qp::QpInner;
 use super::rx::{Stop, memory_of};
-use super::tuning::FRAME_BYTES;
+use super::shm::{Lendable, SharedSlot};
+use super::tuning::{FRAME_BYTES, SHARED_SLOT_BYTES};
 use crate::cuda::{Copier, CudaError, Flight, Gpu, SLOT_BYTES, Slot};
 use crate::memory::Mapping;
 
@@ -36,12 +40,21 @@ pub(super) struct Staging {
     /// What comes next is read into it, from so many bytes on.
     slot: Option<Arc<Slot>>,
     filled: usize,
+    /// Over shared memory.
+    pub(super) shared: Lendable,
+}
+
+/// What a frame's payload is copied to.
+#[derive(Debug)]
+enum Home {
+    Own(Arc<Slot>),
+    Shared(Arc<SharedSlot>),
 }
 
 /// The payload of a frame, on its way to a slot or there.
 #[derive(Debug)]
 pub(super) struct Staged {
-    slot: Arc<Slot>,
+    home: Home,
     filled: usize,
     flights: Vec<Arc<Flight>>,
     /// Held until the copies are over.
@@ -69,14 +82,14 @@ impl Staging {
             }
         };
         if staged.is_none() {
-            *staged = Some(Staged::new(Slot::take(gpu)?));
+            *staged = Some(Staged::new(Home::Own(Slot::take(gpu)?)));
         }
         let Some(staged) = staged else { return Ok(0) };
         let at = staged.filled;
-        assert!(at + range.len() <= SLOT_BYTES, "a frame's payload fits into a slot");
+        assert!(at + range.len() <= staged.size(), "a frame's payload fits into a slot");
         staged.filled += range.len();
         staged.request = staged.request.or(request);
-        let to = staged.slot.addr() + at as u64;
+        let to = staged.addr() + at as u64;
         if staged.sources.last().is_some_and(|last| Arc::ptr_eq(last, range.mapping())) {
             copier.push(to, range.addr(), range.len() as u64);
         } else {
@@ -142,13 +155,49 @@ impl Staging {
 }
 
 impl Staged {
-    fn new(slot: Arc<Slot>) -> Self {
-        Self { slot, filled: 0, flights: Vec::new(), sources: Vec::new(), request: None }
+    fn new(home: Home) -> Self {
+        Self { home, filled: 0, flights: Vec::new(), sources: Vec::new(), request: None }
     }
 
-    /// Where the payload is. Nothing copies into it any more once `is_over` has said so.
-    pub(super) fn slot(&self) -> &Slot {
-        &self.slot
+    /// In a slot that the peer maps.
+    pub(super) fn shared(slot: Arc<SharedSlot>) -> Self {
+        Self::new(Home::Shared(slot))
+    }
+
+    fn addr(&self) -> u64 {
+        match &self.home {
+            Home::Own(slot) => slot.addr(),
+            Home::Shared(slot) => slot.addr(),
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self.home {
+            Home::Own(_) => SLOT_BYTES,
+            Home::Shared(_) => SHARED_SLOT_BYTES,
+        }
+    }
+
+    /// Bytes of the slot that are free, from the next place on where a message begins.
+    pub(super) fn room(&mut self) -> usize {
+        self.filled = self.filled.next_multiple_of(ALIGNED);
+        self.size() - self.filled
+    }
+
+    /// Where the payload is that travels in the frame. Nothing copies into it any more once `is_over` has said so.
+    pub(super) fn slot(&self) -> Option<&Slot> {
+        match &self.home {
+            Home::Own(slot) => Some(slot),
+            Home::Shared(_) => None,
+        }
+    }
+
+    /// Where the payload is that the peer copies from.
+    pub(super) fn shared_slot(&self) -> Option<&Arc<SharedSlot>> {
+        match &self.home {
+            Home::Own(_) => None,
+            Home::Shared(slot) => Some(slot),
+        }
     }
 
     pub(super) fn request(&self) -> Option<u32> {
@@ -266,10 +315,10 @@ mod tests {
         let memory = mapping.device_memory().unwrap();
         // As a registration has it: the slot is given back, and not freed.
         let _pool = SlotPool::of(memory.gpu());
-        let mut staged = Staged::new(Slot::take(memory.gpu()).unwrap());
+        let mut staged = Staged::new(Home::Own(Slot::take(memory.gpu()).unwrap()));
         let mut copier = Copier::new(memory.gpu().clone()).unwrap();
         fake.hold(true);
-        copier.push(staged.slot.addr(), memory.addr(), 4096);
+        copier.push(staged.addr(), memory.addr(), 4096);
         // SAFETY: the mapping and the slot are there until the end of the test, and all is over before.
         let flight = Arc::new(unsafe { copier.launch(true) }.unwrap());
         staged.flights.push(flight.clone());

@@ -10,6 +10,12 @@ pub(super) const FRAME_BYTES: usize = 512 << 10;
 pub(super) const FRAMES_AHEAD: usize = 4;
 /// Slots that are made when memory of a GPU is registered: for those frames, and as many that come.
 pub(super) const SLOTS_AT_HAND: usize = 8;
+/// Slots of a connection over shared memory, where memory of GPUs is staged: pieces of this size reach what a GPU copies to and from pinned
+/// memory, and so many keep both GPUs copying while each side hears of the other.
+pub(super) const SHARED_SLOT_BYTES: usize = 1 << 20;
+pub(super) const SHARED_SLOTS: usize = 32;
+/// As much of it is queued together by the receiver, at most: what is queued together is given back together.
+pub(super) const SHARED_FLIGHT: u64 = 4 << 20;
 /// Payload of one segment of a message at most, so that messages interleave.
 pub(super) const SEGMENT_BYTES: usize = 256 << 10;
 /// The same where a profile reorders: small, so that much interleaves.

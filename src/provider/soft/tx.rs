@@ -12,7 +12,7 @@ use super::frame::{DESC, Desc, HEADER, Header, Opcode, PREAMBLE, Preamble};
 use super::link::{Link, Stream};
 use super::qp::QpInner;
 use super::rx::{Expect, Stop};
-use super::shm::{Reference, table_bytes};
+use super::shm::{Leaves, Reference, table_bytes};
 use super::sq::{Cause, Piece};
 use super::staging::{Look, Staged};
 use super::sys::SendVecs;
@@ -154,6 +154,11 @@ impl Tx {
         frame.referred += len as usize;
     }
 
+    /// Room for references, and what of the frame that is put together is staged.
+    pub(super) fn parts(&mut self) -> (&mut Vec<Reference>, &mut Option<Staged>) {
+        (&mut self.references, &mut self.frame.staged)
+    }
+
     /// The piece that is pushed next.
     pub(super) fn next_piece(&self) -> usize {
         self.frame.pieces.len()
@@ -182,10 +187,15 @@ impl Tx {
         (has_nak, self.queue.is_empty())
     }
 
-    /// Another frame is put together: there is none, or copies can be made for it meanwhile.
-    fn takes_another(&self) -> bool {
+    /// Another frame is put together: there is none, or copies can be made for it meanwhile. There are at most `ahead`.
+    fn takes_another(&self, ahead: usize) -> bool {
         let Some(last) = self.queue.back() else { return true };
-        last.staged.is_some() && !last.has_nak && self.queue.len() < FRAMES_AHEAD
+        last.staged.is_some() && !last.has_nak && self.queue.len() < ahead
+    }
+
+    /// Bytes of the frames in front of the one that is put together.
+    fn ahead(&self) -> u64 {
+        self.queue.iter().map(|frame| (frame.len - frame.done) as u64).sum()
     }
 
     /// The copies for the first frame are not over.
@@ -272,9 +282,13 @@ impl Frame {
 impl QpInner {
     /// Something other than an acknowledgement waits to be sent.
     pub(super) fn wants_to_send(&self) -> bool {
-        !self.tx.queue.is_empty()
-            || (!self.is_unproven()
-                && (!self.tx.responses.is_empty() || self.refusal.is_some() || self.sq.wants_to_send()))
+        if self.is_unproven() {
+            return !self.tx.queue.is_empty();
+        }
+        let (answers, requests) = (!self.tx.responses.is_empty(), self.sq.wants_to_send());
+        let (more, starved) = (answers || requests, self.staging.shared.is_waiting());
+        let refuses = self.refusal.is_some() && !(answers && starved);
+        !self.tx.queue.is_empty() || refuses || (more && !starved)
     }
 
     /// Hears who has answered our dial, if that is still open and the answer is there.
@@ -319,6 +333,11 @@ impl QpInner {
                         break;
                     }
                     if whole {
+                        let slot = frame.staged.as_ref().and_then(Staged::shared_slot);
+                        if let (Some(slot), Some(link)) = (slot, self.link.shm()) {
+                            // From here on the peer reads it.
+                            self.staging.shared.lend(slot.clone(), link.rings().count());
+                        }
                         let (has_nak, last) = self.tx.sent();
                         // What is in the frames behind it has not gone.
                         if last && self.device.profile.completes_at_hand_off() {
@@ -369,7 +388,8 @@ impl QpInner {
                     vecs.push_bytes(&frame.copied[at + off..at + len]);
                 }
                 Out::Staged { at, len } => {
-                    let slot = frame.staged.as_ref().map(Staged::slot).ok_or(io::ErrorKind::Unsupported)?;
+                    let slot =
+                        frame.staged.as_ref().and_then(Staged::slot).ok_or(io::ErrorKind::Unsupported)?;
                     vecs.push_slot(slot, at as usize + off, len as usize - off);
                 }
                 Out::Memory { addr, len, key, access } => {
@@ -396,7 +416,9 @@ impl QpInner {
 
     /// Puts together frames: one, or some ahead of their turn while a GPU copies for them. False when there is none to send now.
     fn next_frame(&mut self, limit: usize) -> bool {
-        while self.tx.takes_another() {
+        // Over shared memory slots say how many.
+        let ahead = if self.link.shm().is_some() { usize::MAX } else { FRAMES_AHEAD };
+        while self.tx.takes_another(ahead) {
             if !self.build(limit) {
                 break;
             }
@@ -474,7 +496,8 @@ impl QpInner {
         if self.tx.frame.referred > 0
             && let Some(link) = self.link.shm()
         {
-            link.rings().settle(|piece| self.tx.frame.end_of(piece));
+            let ahead = self.tx.ahead();
+            link.rings().settle(|piece| ahead + self.tx.frame.end_of(piece));
         }
         true
     }
@@ -510,6 +533,17 @@ impl QpInner {
         if self.device.caps.ordered { SEGMENT_BYTES } else { SEGMENT_BYTES_UNORDERED }
     }
 
+    /// How much of `left` bytes goes into this frame, which has `room` for payload. `None` where nothing goes now.
+    fn room_for(&mut self, left: u32, leaves: &Leaves, room: u32) -> Result<Option<u32>, ()> {
+        match leaves {
+            Leaves::Plainly => Ok(Some(left.min(room))),
+            Leaves::Lent => Ok(Some(left)),
+            Leaves::Staged(gpu) => self.slot_room(left, gpu).map_err(|error| {
+                tracing::warn!(%error, "there is no slot to stage memory of a GPU");
+            }),
+        }
+    }
+
     fn add_response(&mut self) -> bool {
         let segment = self.segment();
         let room = self.tx.frame.room(segment);
@@ -526,11 +560,22 @@ impl QpInner {
             Response::Read { msn, rkey, addr, total, sent } => {
                 let mut desc = Desc::new(Opcode::ReadResponse, *msn);
                 let (from, key) = (*addr + u64::from(*sent), *rkey);
-                let far = self.is_device(key) && self.link.shm().is_some();
-                (desc.total, desc.offset, desc.len) =
-                    (*total, *sent, if far { left } else { left.min(room) });
+                let leaves = self.leaves([key].into_iter());
+                let room = match self.room_for(left, &leaves, room) {
+                    Ok(Some(room)) => room,
+                    Ok(None) => {
+                        self.tx.responses.push_front(response);
+                        return false;
+                    }
+                    Err(()) => {
+                        self.cannot_send(None);
+                        return false;
+                    }
+                };
+                (desc.total, desc.offset, desc.len) = (*total, *sent, room);
                 let piece = Piece::Memory { addr: from, len: desc.len, key };
-                if !self.refer(&mut desc, AccessFlags::REMOTE_READ, far, &[piece])
+                let far = !matches!(leaves, Leaves::Plainly);
+                if !self.refer(&mut desc, AccessFlags::REMOTE_READ, (&leaves, None), &[piece])
                     && (far || !self.push_piece(None, from, desc.len, key, AccessFlags::REMOTE_READ))
                 {
                     self.cannot_send(None);
@@ -598,13 +643,22 @@ impl QpInner {
             }
             self.sq.refer(msn);
         } else if !e.op.has_answer() {
-            let far = self.link.shm().is_some() && self.sq.keys(e).any(|key| self.is_device(key));
-            (desc.offset, desc.len) =
-                (e.sent, if far { left } else { left.min(self.tx.frame.room(segment)) });
+            let (leaves, sent) = (self.leaves(self.sq.keys(e)), e.sent);
+            (desc.offset, desc.len) = match self.room_for(left, &leaves, self.tx.frame.room(segment)) {
+                Ok(Some(room)) => (sent, room),
+                Ok(None) => return false,
+                Err(()) => {
+                    self.cannot_send(Some(msn));
+                    return false;
+                }
+            };
             let mut pieces = std::mem::take(&mut self.tx.scratch);
             pieces.clear();
-            self.sq.pieces(e, desc.offset, desc.len, |piece| pieces.push(piece));
-            let referred = self.refer(&mut desc, AccessFlags::default(), far, &pieces);
+            if let Some(e) = self.sq.get(msn) {
+                self.sq.pieces(e, desc.offset, desc.len, |piece| pieces.push(piece));
+            }
+            let far = !matches!(leaves, Leaves::Plainly);
+            let referred = self.refer(&mut desc, AccessFlags::default(), (&leaves, Some(msn)), &pieces);
             if referred {
                 self.sq.refer(msn);
             }

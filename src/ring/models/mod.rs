@@ -11,6 +11,8 @@
 //! | `wakers` | R3: wakers fire, and drop, outside of the lock | `end` wakes at once |
 //! | `polling` | R3: a completion between the last poll and the arm is seen | `poll_and_arm` answers `Idle` at the first arm |
 //! | `credits` | R4: never more posted than the depth, and what waits is posted | `served` leaves a half noted |
+//! | `credits` | R4: who does not wait is refused, and never queued | `submit` does not look at `when_full` |
+//! | `credits` | R4: a waiter that leaves while it gets its turn holds nobody up | `cancel_queued` leaves it in the queue |
 //! | `credits` | R7: what is submitted during a close ends, and nothing is posted after the destruction | `submit` does not look at `closing` |
 
 mod credits;
@@ -23,7 +25,7 @@ use std::sync::atomic::Ordering;
 use loom::sync::Mutex as LoomMutex;
 
 use super::slots::{Owner, Wr, WrKind};
-use super::state::{Effects, HalfId, Ring, Submitted, Tie};
+use super::state::{Effects, HalfId, Ring, Submitted, Tie, WhenFull};
 use super::{FirstCause, Key};
 use crate::error::OpError;
 use crate::provider::{Cqe, SendOp, Sge, WcStatus};
@@ -108,12 +110,16 @@ impl Model {
 
     /// `QpCore::submit`.
     fn submit(&self, owner: Owner) -> Result<Key, OpError> {
+        self.submit_or(owner, WhenFull::Wait)
+    }
+
+    fn submit_or(&self, owner: Owner, when_full: WhenFull) -> Result<Key, OpError> {
         let kind = WrKind::Send(SendOp::Write { remote_addr: 0, rkey: 0, imm: None });
         let wr = Wr { kind, sge: Some(Sge { addr: 0, len: 8, lkey: 0 }), device: false };
         let buf = self.buf();
         let used = buf.wr_id.clone();
         let _post = self.post.lock();
-        let submitted = self.ring.lock().submit(self.half, &self.tie, wr, owner, Some(buf));
+        let submitted = self.ring.lock().submit(self.half, &self.tie, wr, owner, Some(buf), when_full);
         match submitted {
             Ok(Submitted::Post(key, id)) => {
                 *used.lock().unwrap() = Some(id);

@@ -27,9 +27,10 @@ use super::map::SharedMap;
 use super::reference::{NO_MEMFD, Reference};
 use super::rights;
 use super::ring::{MAP_BYTES, Rings, Side};
+use super::slots::{SLOTS_BYTES, Slots};
 use super::words::{Hello, MAX_WORD, Probe, TOKEN, Verdict, Word};
 use crate::background;
-use crate::cuda::{CudaError, DeviceMemory, Gpu, Told};
+use crate::cuda::{CudaError, DeviceMemory, Gpu, GpuWays, Told};
 use crate::memory::Mapping;
 use crate::provider::soft::frame::Preamble;
 use crate::random::random;
@@ -44,6 +45,10 @@ pub(in crate::provider::soft) struct ShmLink {
     token: Box<[u8; TOKEN]>,
     /// Memfds that the peer has been sent, and how long they are.
     lent: BTreeMap<u64, u64>,
+    /// The slots that the peer has been sent, by their name.
+    slots: Option<u64>,
+    /// Which ways memory of GPUs may take, either way.
+    ways: GpuWays,
     /// Memory of GPUs that the peer has been lent, and has not given back: an exporter outlives its importers. It is given back as often
     /// as it was lent, in that order.
     kept: BTreeMap<u64, VecDeque<Arc<Mapping>>>,
@@ -109,6 +114,8 @@ impl ShmLink {
             side,
             token,
             lent: BTreeMap::new(),
+            slots: None,
+            ways: GpuWays::default(),
             kept: BTreeMap::new(),
             here,
             borrowed: Borrowed::default(),
@@ -200,6 +207,7 @@ impl ShmLink {
         match (word, fd) {
             (Word::Wake, None) => Ok(()),
             (Word::Lend { name, bytes }, fd) => self.borrowed.add(name, bytes, fd),
+            (Word::Slots { name, bytes }, fd) => self.borrowed.add_slots(name, bytes, fd),
             (Word::Memory(told), None) => self.borrowed.add_memory(told, self.here),
             (Word::Forget { name }, None) => {
                 if let Some(lent @ Lent::Memory(_)) = self.borrowed.forget(name) {
@@ -325,9 +333,38 @@ impl ShmLink {
         said
     }
 
-    /// Why the peer cannot be lent memory of a GPU.
-    pub(in crate::provider::soft) fn why_not_lend(&self, memory: &DeviceMemory) -> Option<CudaError> {
+    /// Makes sure that the peer has been lent the slots of this connection. False when it cannot be now.
+    pub(super) fn lend_slots(&mut self, slots: &Slots) -> bool {
+        if self.slots == Some(slots.name()) {
+            return true;
+        }
+        // The peer takes one memfd of slots, and keeps it as long as this connection.
+        let first = self.slots.is_none();
+        let word = Word::Slots { name: slots.name(), bytes: SLOTS_BYTES };
+        let said = first && self.say_with(&word, Some(slots.fd()));
+        if said {
+            self.slots = Some(slots.name());
+        }
+        said
+    }
+
+    /// From here on memory of GPUs takes these ways only.
+    pub(in crate::provider::soft) fn set_ways(&mut self, ways: GpuWays) {
+        self.ways = ways;
+    }
+
+    /// Whether memory of a GPU is staged to the peer, and not lent.
+    pub(in crate::provider::soft) fn stages(&self, memory: &DeviceMemory) -> bool {
+        self.ways.staged && (!self.ways.ipc || self.not_exportable(memory).is_some())
+    }
+
+    fn not_exportable(&self, memory: &DeviceMemory) -> Option<CudaError> {
         if self.here { None } else { memory.not_exportable() }
+    }
+
+    /// Why the peer cannot be given memory of a GPU.
+    pub(in crate::provider::soft) fn why_not_give(&self, memory: &DeviceMemory) -> Option<CudaError> {
+        if self.ways.staged { None } else { self.not_exportable(memory) }
     }
 
     /// Whether the peer is this process.
@@ -420,6 +457,11 @@ impl ShmLink {
         }
     }
 
+    /// Whether `reference` is to the peer's slots.
+    pub(in crate::provider::soft) fn is_of_slots(&self, reference: &Reference) -> bool {
+        matches!(self.borrowed.get(reference.memfd), Some(Lent::Map(map)) if map.is_of_slots())
+    }
+
     /// Whether `reference` is to memory of a GPU.
     pub(in crate::provider::soft) fn is_of_device(&self, reference: &Reference) -> bool {
         matches!(self.borrowed.get(reference.memfd), Some(Lent::Memory(_)))
@@ -441,6 +483,10 @@ impl ShmLink {
                     Some(gpu) => gpu.clone(),
                     None => memory.gpu().ok_or(NoCopy::Later)?.ok_or(NoCopy::Unable)?,
                 };
+                if !self.ways.ipc {
+                    tracing::warn!("a peer lends memory of a GPU, and this side has forbidden CUDA IPC");
+                    return Err(NoCopy::Unable);
+                }
                 match memory.at(&gpu, at, len) {
                     Ok(Some((from, source))) => {
                         Ok(Way::Device { gpu, from, hold: Hold::Memory(source), here: memory.is_own() })
@@ -451,6 +497,16 @@ impl ShmLink {
                         Err(NoCopy::Unable)
                     }
                 }
+            }
+            (Some(Lent::Map(map)), _) if map.is_of_slots() => {
+                let gpu = gpu.ok_or(NoCopy::Unable)?;
+                if !self.ways.staged {
+                    tracing::warn!("a peer stages memory of a GPU, and this side has forbidden that");
+                    return Err(NoCopy::Unable);
+                }
+                let from = map.at(at, len).ok_or(NoCopy::Nonsense)?.expose_provenance() as u64;
+                let pinned = map.is_pinned(gpu).ok_or(NoCopy::Later)?;
+                Ok(Way::Slot { from, hold: Hold::Map(map.clone()), pinned })
             }
             (Some(Lent::Map(map)), _) => {
                 let from = map.at(at, len).ok_or(NoCopy::Nonsense)?.expose_provenance() as u64;

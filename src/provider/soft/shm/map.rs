@@ -32,6 +32,19 @@ impl SharedMap {
         Ok((Self::map(&fd, len)?, fd))
     }
 
+    /// A new one that only this side writes: a peer that is given the descriptor cannot map it for that.
+    pub(super) fn create_ours(len: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = memfd::create(len as u64)?;
+        let this = Self::map(&fd, len)?;
+        memfd::seal(fd.as_fd())?;
+        Ok((this, fd))
+    }
+
+    /// Where it begins, for copies that are not of this program.
+    pub(super) fn addr(&self) -> u64 {
+        self.base.as_ptr().expose_provenance() as u64
+    }
+
     /// That of a peer. The descriptor is not needed after this.
     pub(super) fn open(fd: &OwnedFd, len: usize) -> io::Result<Self> {
         let stat = peer_map::check(fd).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;

@@ -10,6 +10,7 @@
 //!   reference.rs  what travels instead of payload  refer.rs   made by the sender
 //!   receive.rs    taken by the receiver, who copies     loans.rs  what it may be copying
 //!   pages.rs      many pieces by one table, at both ends
+//!   slots.rs      what memory of GPUs is staged through, where it is not lent itself
 //!   peer_map.rs   a region of the peer, mapped read-only; one mapping a memfd in the process
 //!   copy.rs       from such a mapping to registered memory      raw_copy.rs   the copy itself
 //!   cross.rs      from memory that the peer has not shared, where the system permits it
@@ -31,6 +32,7 @@ mod refer;
 mod reference;
 mod rights;
 mod ring;
+mod slots;
 mod words;
 
 #[cfg(any(test, fuzzing))]
@@ -52,5 +54,7 @@ pub(super) use loans::Lenders;
 pub(super) use pages::encode as encode_table;
 pub(super) use pages::{Incoming, table_bytes};
 pub(super) use peer_map::PeerMap;
+pub(super) use refer::Leaves;
 pub(super) use reference::{MAX_REFERENCES, Reference};
-pub(super) use ring::{Rings, WANTS_BYTES, WANTS_END, WANTS_ROOM};
+pub(super) use ring::{Rings, WANTS_BYTES, WANTS_DONE, WANTS_END, WANTS_ROOM};
+pub(super) use slots::{Lendable, SharedSlot};

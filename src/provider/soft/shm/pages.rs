@@ -83,7 +83,10 @@ impl QpInner {
         let Link::Up(Stream::Shm(link)) = &mut self.link else { return 0 };
         let guard = self.device.mrs.read();
         let lent = guard.mapping(key).is_some_and(|mapping| match mapping.device_memory() {
-            Some(memory) => link.why_not_lend(memory).is_none() && link.lend_memory(mapping, memory),
+            Some(memory) => {
+                let lendable = !link.stages(memory) && link.why_not_give(memory).is_none();
+                lendable && link.lend_memory(mapping, memory)
+            }
             None => MemfdOf::of(mapping).is_some_and(|memfd| link.lend(&memfd)),
         });
         if lent { u32::try_from(self.device.caps.max_msg_size).unwrap_or(u32::MAX) } else { 0 }
@@ -237,7 +240,7 @@ impl QpInner {
         } else {
             self.discard();
         }
-        self.launch_if_much();
+        self.launch_if_much(false);
         // Faults count bytes, whatever a turn spends on them.
         let counted = if self.faults.is_some() { take } else { spent };
         Ok(if whole && self.faults.is_none() { FAR_BYTES } else { counted as usize })

@@ -14,10 +14,12 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
 
 use super::super::lock;
 use crate::background;
+use crate::cuda::{Gpu, Pinned};
 
 /// The longest memfd that is mapped: what a region of a soft device can be, and a page. Address space is what it costs, so the
 /// link bounds how many there are.
@@ -58,12 +60,28 @@ static MAPPED: LazyLock<Mutex<HashMap<FileId, Weak<PeerMap>>>> = LazyLock::new(M
 #[derive(Debug)]
 pub(in crate::provider::soft) struct PeerMap {
     file: FileId,
+    /// It has the peer's slots.
+    slots: bool,
+    /// Of slots: whether they were to be pinned, and what came of it.
+    asked: AtomicBool,
+    pinned: OnceLock<Option<Pinned>>,
+    // After what pins it.
     pages: Pages,
 }
 
 impl PeerMap {
     /// Maps the memfd `fd`, of which the peer says that it has at least `len` bytes. The descriptor is closed.
     pub(in crate::provider::soft) fn map(fd: OwnedFd, len: u64) -> Result<Arc<Self>, PeerMapError> {
+        Self::map_as(fd, len, false)
+    }
+
+    /// The same of the peer's slots, which have exactly `len` bytes.
+    pub(super) fn map_slots(fd: OwnedFd, len: u64) -> Result<Arc<Self>, PeerMapError> {
+        let map = Self::map_as(fd, len, true)?;
+        if map.len() == len { Ok(map) } else { Err(PeerMapError::TooLarge { size: map.len() }) }
+    }
+
+    fn map_as(fd: OwnedFd, len: u64, slots: bool) -> Result<Arc<Self>, PeerMapError> {
         let stat = check(&fd)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if size < len || size == 0 {
@@ -78,7 +96,9 @@ impl PeerMap {
         if let Some(map) = mapped.get(&file).and_then(Weak::upgrade) {
             return Ok(map);
         }
-        let map = Arc::new(Self { file, pages: Pages::map(&fd, mapped_len)? });
+        let pages = Pages::map(&fd, mapped_len)?;
+        let (asked, pinned) = (AtomicBool::new(false), OnceLock::new());
+        let map = Arc::new(Self { file, slots, asked, pinned, pages });
         mapped.insert(file, Arc::downgrade(&map));
         drop(mapped);
         // Blocks of 512 bytes. A sparse memfd stays sparse.
@@ -95,6 +115,29 @@ impl PeerMap {
         self.pages.len as u64
     }
 
+    /// Whether it has slots, through which memory of GPUs is staged.
+    pub(super) fn is_of_slots(&self) -> bool {
+        self.slots
+    }
+
+    /// Whether it is pinned, for copies by GPUs: `None` while that is being done, elsewhere, for it takes its time.
+    pub(super) fn is_pinned(self: &Arc<Self>, gpu: &Arc<Gpu>) -> Option<bool> {
+        if !self.asked.swap(true, Ordering::Relaxed) {
+            let (map, gpu) = (Arc::downgrade(self), gpu.clone());
+            background::run(move || {
+                let Some(map) = map.upgrade() else { return };
+                let at = map.pages.addr as u64;
+                // SAFETY: a mapping of whole pages, for reading, which ends after what pins it.
+                let pinned = unsafe { Pinned::new(&gpu, at, map.pages.len, true) };
+                if let Err(error) = &pinned {
+                    tracing::warn!(%error, "slots of a peer are not pinned: copies from them are slow, and block");
+                }
+                let _ = map.pinned.set(pinned.ok());
+            });
+        }
+        self.pinned.get().map(Option::is_some)
+    }
+
     /// The address of `offset..+len`, when the memfd has that.
     pub(super) fn at(&self, offset: u64, len: u64) -> Option<*const u8> {
         let inside = offset.checked_add(len)? <= self.len();
@@ -108,6 +151,11 @@ impl Drop for PeerMap {
         // Another mapping of the file may have been made since the last user of this one left.
         if mapped.get(&self.file).is_some_and(|map| map.strong_count() == 0) {
             mapped.remove(&self.file);
+        }
+        drop(mapped);
+        if let Some(Some(pinned)) = self.pinned.take() {
+            // In front of the pages, which go the same way.
+            background::run(move || _ = Some(pinned));
         }
     }
 }

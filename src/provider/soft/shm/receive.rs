@@ -72,10 +72,10 @@ impl QpInner {
             return Ok(1);
         }
         let mut copied = link.find(&reference);
-        let far = link.is_of_device(&reference);
+        let (far, slots) = (link.is_of_device(&reference), link.is_of_slots(&reference));
         let guard = self.device.mrs.read();
         // From a GPU to ordinary host memory the driver copies in this thread.
-        let beside = far
+        let beside = (far || slots)
             && match rx.targets[rx.at] {
                 Target::Memory { key, .. } => guard.is_device(key),
                 Target::Read => self
@@ -123,10 +123,10 @@ impl QpInner {
         } else {
             self.discard();
         }
-        if !far {
+        if !far && !beside {
             return Ok(take as usize);
         }
-        self.launch_if_much();
+        self.launch_if_much(slots);
         // It costs little to note a copy for a GPU, and much is queued together. Faults count bytes.
         Ok(if beside && self.faults.is_none() { (take as usize).min(FAR_BYTES) } else { take as usize })
     }

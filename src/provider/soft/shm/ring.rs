@@ -64,10 +64,13 @@ impl Side {
 pub(in crate::provider::soft) const WANTS_BYTES: u8 = 1;
 pub(in crate::provider::soft) const WANTS_ROOM: u8 = 2;
 pub(in crate::provider::soft) const WANTS_END: u8 = 4;
+/// That the peer is done with as much as is [awaited](Rings::set_awaited).
+pub(in crate::provider::soft) const WANTS_DONE: u8 = 8;
 
 /// The bits of `sleeping`.
 const WAKE_BYTES: u32 = 1;
 const WAKE_ROOM: u32 = 2;
+const WAKE_DONE: u32 = 4;
 
 /// A sender that has found its ring full goes on when this much of it is free again, so that it is not woken for every frame.
 const ENOUGH_ROOM: u64 = RING_BYTES as u64 / 2;
@@ -82,7 +85,13 @@ pub(in crate::provider::soft) struct Rings {
     taken: AtomicU64,
     freed: AtomicU64,
     wants: AtomicU8,
+    awaited: AtomicU64,
     loans: Loans,
+}
+
+/// Whether a count of bytes has come to another one.
+pub(in crate::provider::soft) fn is_past(count: u64, end: u64) -> bool {
+    count.wrapping_sub(end) <= u64::MAX / 2
 }
 
 fn nonsense() -> io::Error {
@@ -92,9 +101,9 @@ fn nonsense() -> io::Error {
 impl Rings {
     pub(super) fn new(map: SharedMap, side: Side) -> Self {
         let zero = || AtomicU64::new(0);
-        let (put, taken, freed) = (zero(), zero(), zero());
+        let (put, taken, freed, awaited) = (zero(), zero(), zero(), zero());
         let wants = AtomicU8::new(0);
-        let this = Self { map, side, put, taken, freed, wants, loans: Loans::default() };
+        let this = Self { map, side, put, taken, freed, wants, awaited, loans: Loans::default() };
         // Whoever waits for this connection may be asleep since before it was there: the first change is told.
         this.say_asleep(WAKE_BYTES | WAKE_ROOM);
         this
@@ -193,11 +202,17 @@ impl Rings {
         self.map.word64(self.side.lines() + TAIL).store(tail, Ordering::Release);
         // In front of the look at who sleeps, so that one who waits for this much is not left behind.
         let used = self.map.word64(self.theirs() + HEAD).load(Ordering::Acquire).wrapping_sub(tail);
-        used <= RING_BYTES as u64 - ENOUGH_ROOM && self.peer_sleeps(WAKE_ROOM)
+        let room = used <= RING_BYTES as u64 - ENOUGH_ROOM;
+        self.peer_sleeps(if room { WAKE_ROOM | WAKE_DONE } else { WAKE_DONE })
+    }
+
+    /// How much was put since the beginning.
+    pub(in crate::provider::soft) fn count(&self) -> u64 {
+        self.put.load(Ordering::Relaxed)
     }
 
     /// How much of what was put the peer is done with, by its own word: counted, as `put`, since the beginning.
-    fn done(&self) -> u64 {
+    pub(in crate::provider::soft) fn done(&self) -> u64 {
         self.map.word64(self.theirs() + TAIL).load(Ordering::Acquire)
     }
 
@@ -206,7 +221,7 @@ impl Rings {
         self.loans.add(key, piece);
     }
 
-    /// That frame is the next to be put: `end` says how far into it each piece goes.
+    /// That frame is put next, after what is ahead of it: `end` says how far from here on each piece goes.
     pub(in crate::provider::soft) fn settle(&self, end: impl Fn(usize) -> u64) {
         let start = self.put.load(Ordering::Relaxed);
         self.loans.settle(self.done(), |piece| start.wrapping_add(end(piece)));
@@ -255,19 +270,26 @@ impl Rings {
         }
     }
 
+    /// What is waited for by [`WANTS_DONE`].
+    pub(in crate::provider::soft) fn set_awaited(&self, end: u64) {
+        self.awaited.store(end, Ordering::SeqCst);
+    }
+
     /// Something is there that the queue pair waits for.
     pub(in crate::provider::soft) fn is_ready(&self) -> bool {
         let wants = self.wants.load(Ordering::SeqCst);
         (wants & WANTS_BYTES != 0 && self.has_bytes())
             || (wants & (WANTS_BYTES | WANTS_END) != 0 && self.peer_closed())
             || (wants & WANTS_ROOM != 0 && self.has_room())
+            || (wants & WANTS_DONE != 0 && is_past(self.done(), self.awaited.load(Ordering::SeqCst)))
     }
 
     /// From now on the peer tells by its socket of what the queue pair waits for. Look at [`is_ready`](Self::is_ready) after it.
     pub(in crate::provider::soft) fn fall_asleep(&self) {
         let wants = self.wants.load(Ordering::SeqCst);
         let bit = |wanted, bit| if wants & wanted != 0 { bit } else { 0 };
-        self.say_asleep(bit(WANTS_BYTES, WAKE_BYTES) | bit(WANTS_ROOM, WAKE_ROOM));
+        let room = bit(WANTS_ROOM, WAKE_ROOM) | bit(WANTS_DONE, WAKE_DONE);
+        self.say_asleep(bit(WANTS_BYTES, WAKE_BYTES) | room);
     }
 
     /// This side looks by itself again.

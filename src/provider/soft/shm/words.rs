@@ -8,6 +8,7 @@
 //!   forget   3 · name u64                                             it is not referred to any more
 //!   memory   5 · name u64 · bytes u64 · address u64 · GPU 16 bytes · handle 64 bytes     an allocation of a GPU is lent
 //!   returned 6 · name u64                                             it is not open here any more
+//!   slots    7 · name u64 · bytes u64                                 with a memfd: what is staged of GPUs comes in it
 //!   reads    4 · verdict u8 · probe                                   whether the sender can read the receiver's memory
 //!   probe    address u64 · what is there, 16 bytes
 //! ```
@@ -107,6 +108,7 @@ pub(super) enum Word {
     Reads { verdict: Verdict, probe: Probe },
     Memory(Told),
     Returned { name: u64 },
+    Slots { name: u64, bytes: u64 },
 }
 
 impl Word {
@@ -118,8 +120,8 @@ impl Word {
                 out[0] = 1;
                 1
             }
-            Self::Lend { name, bytes } => {
-                out[0] = 2;
+            Self::Lend { name, bytes } | Self::Slots { name, bytes } => {
+                out[0] = if matches!(self, Self::Lend { .. }) { 2 } else { 7 };
                 out[1..9].copy_from_slice(&name.to_le_bytes());
                 out[9..17].copy_from_slice(&bytes.to_le_bytes());
                 17
@@ -158,10 +160,10 @@ impl Word {
         let (&kind, rest) = b.split_first()?;
         match (kind, rest.len()) {
             (1, 0) => Some(Self::Wake),
-            (2, 16) => {
+            (2 | 7, 16) => {
                 let (name, bytes) = rest.split_first_chunk()?;
                 let (name, bytes) = (u64::from_le_bytes(*name), u64::from_le_bytes(bytes.try_into().ok()?));
-                Some(Self::Lend { name, bytes })
+                Some(if kind == 2 { Self::Lend { name, bytes } } else { Self::Slots { name, bytes } })
             }
             (3, 8) => Some(Self::Forget { name: u64::from_le_bytes(rest.try_into().ok()?) }),
             (4, 25) => {
@@ -189,7 +191,7 @@ mod tests {
     fn b1_words_travel_as_they_are_and_others_are_refused() {
         let probe = Probe { at: 1 << 40, token: [9; TOKEN] };
         let mut words = vec![Word::Wake, Word::Lend { name: 7, bytes: 1 << 33 }, Word::Forget { name: 1 }];
-        words.push(Word::Returned { name: 3 });
+        words.extend([Word::Returned { name: 3 }, Word::Slots { name: 8, bytes: 1 << 24 }]);
         let (uuid, handle) = ([7; 16], [8; 64]);
         words.push(Word::Memory(Told { name: 2, bytes: 1 << 37, base: 1 << 46, uuid, handle }));
         words.extend(Verdict::ALL.map(|verdict| Word::Reads { verdict, probe }));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::hostile::{ends_in_error, frame, raw_peer};
 use super::shm_hostile::{raw_peer as shm_peer, tiny_pieces};
 use super::*;
-use crate::cuda::Cuda;
 use crate::cuda::fake::Fake;
+use crate::cuda::{Cuda, GpuWays};
 use crate::provider::soft::frame::{DESC, Desc, HEADER, Opcode, PREAMBLE, Preamble};
 use crate::provider::soft::shm::inspect::{lends, lent_to_us, play_two_processes};
 
@@ -263,8 +263,9 @@ fn r7_memory_is_lent_again_while_it_is_on_its_way_back() {
 }
 
 #[test]
-fn k9_memory_that_ipc_does_not_export_is_refused_at_the_post_and_goes_within_a_process() {
+fn k9_memory_that_ipc_does_not_export_is_refused_where_nothing_is_staged_and_goes_within_a_process() {
     let send = |g: &mut Gpus, pooled| {
+        g.pair.qa().set_gpu_ways(GpuWays { ipc: true, staged: false });
         let at = if pooled { g.fake.foreign(0, 8192, true) } else { g.fake.mapped(0, 8192) };
         let memory = Memory::from_cuda_of(&g.cuda, at, 8192).unwrap();
         let pd = &g.pair.a.pd;

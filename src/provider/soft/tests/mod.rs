@@ -32,6 +32,8 @@ mod shared;
 mod shm;
 mod shm_hostile;
 #[cfg(feature = "cuda")]
+mod shm_staging;
+#[cfg(feature = "cuda")]
 mod staging;
 mod unordered;
 
