@@ -188,15 +188,22 @@ impl PlanBuilder {
         src: &Arc<Vec<(u32, u32)>>,
         dst: &Arc<Vec<(u32, u32)>>,
     ) -> Result<bool, PlanError> {
-        let alike = src.iter().zip(&**dst).all(|(src, dst)| src.1 == dst.1 && src.1 > 0);
-        if !alike || src.len() > dst.len() || self.units > 0 {
+        // Sums and extremes alone, which cost a nanosecond a run.
+        let (mut unlike, mut least, mut units) = (0, u32::MAX, 0u64);
+        let (mut src_end, mut dst_end) = (0u64, 0u64);
+        for (&(from, count), &(to, len)) in src.iter().zip(&**dst) {
+            unlike |= count ^ len;
+            least = least.min(count);
+            units += u64::from(count);
+            src_end = src_end.max(u64::from(from) + u64::from(count));
+            dst_end = dst_end.max(u64::from(to) + u64::from(count));
+        }
+        if unlike != 0 || least == 0 || src.len() > dst.len() || self.units > 0 {
             return Ok(false);
         }
-        let mut units = 0u64;
-        for (&(src, count), &(dst, _)) in src.iter().zip(&**dst) {
-            self.check(src, dst, count)?;
-            // Of fewer runs than there are bytes of memory.
-            units += u64::from(count);
+        if src_end > self.src_units.into() || dst_end > self.dst_units.into() {
+            // Which of them it is.
+            src.iter().zip(&**dst).try_for_each(|(&(src, count), &(dst, _))| self.check(src, dst, count))?;
         }
         self.units = units;
         self.alike = Some(Runs::Alike { src: src.clone(), dst: dst.clone() });
@@ -666,6 +673,35 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Lists that are alike, run by run, are used as they are: the same bytes, and the same errors.
+    #[test]
+    fn k8_lists_that_are_alike_are_planned_as_one_run_after_the_other() {
+        let l = Layout::contiguous(2, 8, 16).expect("valid");
+        let (s, d) = (seams(&[(0, 256, 1)]), seams(&[(4096, 256, 2)]));
+        let builder = || PlanBuilder::new((&l, &s), (&l, &d)).expect("same layout");
+        let list = |runs: &[(u32, u32)]| Arc::new(runs.to_vec());
+        let (src, dst) = (list(&[(5, 1), (0, 2), (7, 1)]), list(&[(2, 1), (6, 2), (0, 1), (4, 1)]));
+        let (mut shared, mut own) = (builder(), builder());
+        assert!(shared.push_alike(&src, &dst).expect("in range"));
+        src.iter().zip(&*dst).for_each(|(s, d)| own.push(s.0, d.0, s.1).expect("in range"));
+        let (shared, own) = (shared.build().expect("small"), own.build().expect("small"));
+        assert_eq!((shared.bytes(), shared.descriptors()), (own.bytes(), own.descriptors()));
+        assert_eq!(pieces(&shared, 20), pieces(&own, 20));
+        for (what, src, dst) in [
+            ("of other lengths", &[(0, 1), (2, 2)][..], &[(0, 2), (2, 1)][..]),
+            ("more than there is room for", &[(0, 1), (2, 1)], &[(0, 1)]),
+            ("a run of nothing", &[(0, 0), (2, 1)], &[(0, 0), (2, 1)]),
+        ] {
+            assert_eq!(builder().push_alike(&list(src), &list(dst)), Ok(false), "{what}");
+        }
+        for (side, src, dst) in [("source", (7, 2), (0, 2)), ("target", (0, 2), (7, 2))] {
+            let error = builder().push_alike(&list(&[(1, 1), src]), &list(&[(5, 1), dst])).unwrap_err();
+            assert_eq!(error, PlanError::OutOfRange { side, unit: "block", block: 7, count: 2, blocks: 8 });
+        }
+        let far = builder().push_alike(&list(&[(u32::MAX, 1)]), &list(&[(0, 1)]));
+        assert!(matches!(far, Err(PlanError::OutOfRange { side: "source", .. })), "{far:?}");
     }
 
     #[test]

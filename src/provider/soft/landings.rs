@@ -143,10 +143,14 @@ impl Landings {
         self.collected.iter().any(|c| !c.copier.is_empty())
     }
 
+    /// All that is under way are pages.
+    fn are_pages(&self) -> bool {
+        self.flights.iter().all(|flight| flight.pages.is_some())
+    }
+
     /// As much is under way as may be: nothing more is read.
     pub(super) fn is_full(&self, ordered: bool) -> bool {
-        let of_pages = self.flights.iter().all(|flight| flight.pages.is_some());
-        let most = if of_pages { FLIGHTS_OF_PAGES } else { FLIGHTS };
+        let most = if self.are_pages() { FLIGHTS_OF_PAGES } else { FLIGHTS };
         self.flights.len() >= most || (!ordered && self.line.len() >= IN_LINE)
     }
 
@@ -172,9 +176,12 @@ impl Landings {
         self.next_glance
     }
 
-    /// The first of the flights is to be asked about again.
+    /// The first of the flights is to be asked about again. A glance before the time of a look leaves that as it is: whoever sleeps until
+    /// then is not woken for a new one.
     fn ask_again(&mut self, bytes: u64, since: Instant, now: Instant) {
-        self.next_look = Some(self.looks.next(bytes, since, now));
+        if self.next_look.is_none_or(|at| at <= now) {
+            self.next_look = Some(self.looks.next(bytes, since, now));
+        }
         self.next_glance = Some(looks::next_glance(since, now));
     }
 
@@ -415,6 +422,8 @@ impl Landings {
             mark = first.mark.or(mark);
             self.flights.pop_front();
             self.since = Some(now);
+            // That of the next one is another.
+            self.next_look = self.next_look.filter(|_| self.waits);
         }
         self.since = None;
         // Who waits for a driver looks for that.
@@ -530,11 +539,18 @@ impl QpInner {
         self.look_if_near();
     }
 
-    /// Looks until the first of the copies is over, where that is likely in a moment. What is there to be read comes first: it is to be
-    /// queued behind them.
-    pub(super) fn look_if_near(&mut self) {
-        if !(self.readable && self.may_read(self.held().1)) {
+    /// Looks until the first of the copies is over, where that is likely in a moment. A table that is there to be read comes first: it is
+    /// to be queued behind those that are under way.
+    fn look_if_near(&mut self) {
+        if !(self.landings.are_pages() && self.readable && self.may_read(self.held().1)) {
             self.look_while(Landings::is_near);
+        }
+    }
+
+    /// The same behind what was read.
+    pub(super) fn look_at_pages(&mut self) {
+        if self.landings.are_pages() {
+            self.look_if_near();
         }
     }
 

@@ -134,11 +134,9 @@ impl QpShared {
         self.at(&self.deadline)
     }
 
-    /// When somebody who polls should serve it without any other reason. With `eager` nobody may come again soon, and whoever sleeps would
-    /// be woken for a glance.
-    pub(super) fn due(&self, eager: bool) -> Option<Instant> {
-        let glance = self.at(&self.glance).filter(|_| !eager);
-        self.deadline().into_iter().chain(glance).min()
+    /// When somebody who polls should serve it without any other reason.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.deadline().into_iter().chain(self.at(&self.glance)).min()
     }
 
     fn at(&self, nanos: &AtomicU64) -> Option<Instant> {

@@ -264,7 +264,7 @@ impl QpInner {
         }
         if matches!(self.link, Link::Up(_)) {
             moved += self.receive(QP_SLICE_BYTES);
-            self.look_if_near();
+            self.look_at_pages();
             if due && self.rnr_overdue() {
                 self.refuse_not_ready();
             }
