@@ -80,7 +80,7 @@ impl SharedReceiveQueue {
         let (srq, send_half) = match made {
             Ok(made) => made,
             Err(error) => {
-                c.ring.lock().release(recv_half, false);
+                c.release(recv_half, false);
                 return Err(error);
             }
         };

@@ -91,8 +91,8 @@ impl QueuePair {
                 .unwrap_or(Err(QpError::SrqClosed)),
         };
         made.map(|qp| (qp, halves)).inspect_err(|_| {
-            s.ring.lock().release(halves.0, false);
-            r.ring.lock().release(halves.1, false);
+            s.release(halves.0, false);
+            r.release(halves.1, false);
         })
     }
 
@@ -123,7 +123,7 @@ impl QueuePair {
         let send_half = send_half.map_err(|e| refused(e, 0, send, if same { recv } else { 0 }))?;
         let recv_half = r.ring.lock().reserve(true, recv);
         recv_half.map(|recv_half| (send_half, recv_half)).map_err(|e| {
-            s.ring.lock().release(send_half, false);
+            s.release(send_half, false);
             if same { refused(e, send, send, recv) } else { refused(e, 0, 0, recv) }
         })
     }

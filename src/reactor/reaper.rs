@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::{Drive, Step};
 use crate::provider::Channel;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, guarded};
 
 /// How long a channel may take to drain before its queue pairs are destroyed as they are.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,13 +67,15 @@ fn run() {
             }
         }
         let mut busy = false;
-        jobs.retain(|job| match job.guarded_slice() {
+        let over = jobs.extract_if(.., |job| match job.guarded_slice() {
             Some(step) => {
                 busy |= step == Step::More;
-                true
+                false
             }
-            None => false,
+            None => true,
         });
+        // Completions that nobody takes any more go with their queue, and their buffers.
+        over.for_each(|job| guarded(|| drop(job)));
         if !busy && !jobs.is_empty() {
             sleep(&jobs);
         }
@@ -84,12 +86,12 @@ impl Job {
     /// As [`slice`](Self::slice). Wakers and the drops of buffers are the user's code: a panic of one ends its own job, and
     /// not the thread that every other one relies on.
     fn guarded_slice(&self) -> Option<Step> {
-        let guarded = |f: &dyn Fn() -> Option<Step>| catch_unwind(AssertUnwindSafe(f));
-        guarded(&|| self.slice()).unwrap_or_else(|_| {
+        let caught = |f: &dyn Fn() -> Option<Step>| catch_unwind(AssertUnwindSafe(f));
+        caught(&|| self.slice()).unwrap_or_else(|_| {
             tracing::error!(
                 "a waker or a buffer's owner panicked while queue pairs drained: they are destroyed"
             );
-            let _ = guarded(&|| {
+            let _ = caught(&|| {
                 self.drive.abandon();
                 None
             });

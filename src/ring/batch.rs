@@ -1,7 +1,7 @@
 //! Batches: many operations, one doorbell.
 
 use std::future::poll_fn;
-use std::task::{Poll, ready};
+use std::task::Poll;
 
 use super::cq_core::Fx;
 use super::op::{Op, Rejected};
@@ -66,18 +66,18 @@ impl<'a> Batch<'a> {
     /// [`Rejected`] with the operation. The failure of a queue pair while this waits is told by the operation's completion.
     ///
     /// # Cancel safety
-    /// A call that is dropped while it waits has not submitted its operation, whose buffer is dropped.
+    /// A call that is dropped while it waits submits nothing: its operation is not posted, and the buffer is dropped. The
+    /// exception is one that has got room just before, and has been posted for a call that was not polled again, as when
+    /// another branch of a `select!` was ready too: then its completion comes from [`CompletionQueue::next`], as every
+    /// other, by its `user_data`.
+    ///
+    /// [`CompletionQueue::next`]: super::CompletionQueue::next
     pub async fn push_wait(&mut self, op: Op) -> Result<(), Rejected> {
+        // Takes part in cooperative scheduling also when it never has to wait. Before the push: what was pushed is
+        // submitted later, also when this call is dropped.
+        tokio::task::coop::consume_budget().await;
         let op = match self.push(op) {
-            Ok(()) => {
-                // Takes part in cooperative scheduling also when it never has to wait.
-                poll_fn(|cx| {
-                    ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
-                    Poll::Ready(())
-                })
-                .await;
-                return Ok(());
-            }
+            Ok(()) => return Ok(()),
             Err(Rejected { error: OpError::Full { queue, .. }, op }) if queue != COMPLETION => op,
             Err(rejected) => return Err(rejected),
         };
@@ -152,7 +152,7 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// A tagged operation that waits for a credit. Dropped before it is posted: cancelled.
+/// A tagged operation that waits for a credit. Dropped before it is posted: cancelled. Dropped after: it is the device's.
 struct Queued<'a> {
     side: &'a Side,
     key: Key,

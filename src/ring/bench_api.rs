@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
 
 use super::slots::{Owner, Wr, WrKind};
-use super::state::{Effects, Ring, Submitted, Tie};
+use super::state::{Effects, Ring, Submitted, Tie, WhenFull};
 use super::{FirstCause, HalfId, Key};
 use crate::provider::{Cqe, SendOp, Sge, WcStatus};
 use crate::sync::{Arc, Mutex};
@@ -56,8 +56,14 @@ impl Idle {
         let wr = Wr { kind, sge: Some(Sge { addr: 0, len: 8, lkey: 0 }), device: false };
         self.posted.clear();
         for n in 0..ops {
-            let submitted =
-                self.ring.lock().submit(self.half, &self.tie, wr, Owner::Future(None), Some(u64::from(n)));
+            let submitted = self.ring.lock().submit(
+                self.half,
+                &self.tie,
+                wr,
+                Owner::Future(None),
+                Some(u64::from(n)),
+                WhenFull::Wait,
+            );
             if let Ok(Submitted::Post(key, id)) = submitted {
                 self.posted.push((key, id));
             }

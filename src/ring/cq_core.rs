@@ -2,7 +2,11 @@
 //!
 //! Two locks. `poller` is the driver's: whoever holds it polls the device's queue; it is never held while a waker
 //! fires, a buffer drops or a queue pair posts. `ring` protects the state and is held for a batch of completions, or
-//! for one submission. `poller` before `ring`; neither across an await.
+//! for one submission. `poller` before `ring`; neither across an await. Being driven, and the end, is in `ends`.
+
+mod ends;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::io;
@@ -15,12 +19,12 @@ use super::completion::Completion;
 use super::gate::Gate;
 use super::poll::{Found, Polled, poll_and_arm};
 use super::qp_core::{QpCore, settle};
-use super::state::{Effects, HalfId, Ring};
+use super::state::{Effects, Ring};
 use crate::clock::later;
 use crate::device::Device;
 use crate::error::{DeviceError, OpError};
 use crate::memory::AnySlice;
-use crate::provider::events::{Affected, Enrolled, Harm};
+use crate::provider::events::Enrolled;
 use crate::provider::{self, Armed, Cqe, WcStatus};
 use crate::reactor::{self, Drive, DriverHandle, Step};
 use crate::sync::{Arc, Mutex, MutexGuard};
@@ -110,68 +114,6 @@ impl CqCore {
         }
     }
 
-    // Closing.
-
-    /// Takes no more queue pairs; `close_queue_pairs` also closes those that there are.
-    pub(crate) fn close(&self, close_queue_pairs: bool) {
-        let (queue_pairs, mut fx) = {
-            let mut ring = self.ring.lock();
-            ring.closed = true;
-            let mut fx = Fx::default();
-            ring.wake_waiters(&mut fx);
-            (if close_queue_pairs { ring.queue_pairs() } else { Vec::new() }, fx)
-        };
-        fx.fire();
-        queue_pairs.iter().for_each(QpCore::close);
-        self.nudge();
-    }
-
-    pub(crate) async fn drained(&self) {
-        self.drained.wait().await;
-    }
-
-    pub(crate) fn watch_closing(&self, until: Instant, qp: Arc<QpCore>) {
-        self.closing.lock().push((until, qp));
-        self.has_closing.store(true, Ordering::Release);
-    }
-
-    pub(super) fn forget_closing(&self, qp: &QpCore) {
-        let mut closing = self.closing.lock();
-        let gone: Vec<_> = closing.extract_if(.., |(_, q)| std::ptr::eq(&**q, qp)).collect();
-        self.has_closing.store(!closing.is_empty(), Ordering::Release);
-        drop(closing);
-        drop(gone);
-    }
-
-    /// Ends a half, see [`Ring::release`].
-    pub(super) fn release(&self, half: HalfId, linger: bool) -> Option<Arc<QpCore>> {
-        let mut ring = self.ring.lock();
-        self.releases.fetch_add(1, Ordering::Release);
-        ring.release(half, linger)
-    }
-
-    fn kill_overdue(&self, now: Instant) {
-        if !self.has_closing.load(Ordering::Acquire) {
-            return;
-        }
-        let overdue: Vec<Arc<QpCore>> =
-            self.closing.lock().iter().filter(|(at, _)| *at <= now).map(|(_, qp)| qp.clone()).collect();
-        for qp in overdue {
-            // One that has failed, was flushed, and is still its owner's.
-            if !qp.tie.is_closing() && qp.is_drained() {
-                self.forget_closing(&qp);
-                continue;
-            }
-            tracing::warn!(
-                qp_num = qp.tie.qp_num,
-                "a closing queue pair did not drain in time: destroyed as it is"
-            );
-            qp.kill(None);
-            // Where its destruction blocks, it has not let go of itself yet.
-            self.forget_closing(&qp);
-        }
-    }
-
     // Polling.
 
     /// One bounded slice by whoever holds the poller. With `arm`, `Idle` means: armed, and empty after that.
@@ -245,19 +187,11 @@ impl CqCore {
         self.nudge();
     }
 
-    /// The device's queue cannot be polled any more: nothing that is outstanding will complete. The first call counts.
-    fn device_failed(&self, error: impl Fn(u32) -> OpError) {
-        if !self.failed.swap(true, Ordering::AcqRel) {
-            tracing::error!("a completion queue has failed: its queue pairs are destroyed");
-            self.end_all(|qp_num| Some(error(qp_num)));
-        }
-    }
-
-    fn end_all(&self, error: impl Fn(u32) -> Option<OpError>) {
-        self.close(false);
-        let queue_pairs = self.ring.lock().queue_pairs();
-        queue_pairs.iter().for_each(|qp| qp.kill(error(qp.tie.qp_num)));
-        self.close(false);
+    /// Wakes whom [`absorb_now`](Self::absorb_now) has left to a driver that is about to end, or has. What is absorbed is in
+    /// the poller's effects before its lock is released.
+    pub(super) fn settle_absorbed(&self) {
+        let mut fx = std::mem::take(&mut self.poller.lock().fx);
+        settle(&mut fx);
     }
 
     /// Polls for as long as the spin budget lasts, until `done`. Then sleeping is for the driver, armed. Without a pause in
@@ -371,79 +305,5 @@ impl Polled for Polling<'_> {
 
     fn arm(&mut self) -> io::Result<Armed> {
         self.core.cq.arm()
-    }
-}
-
-impl Affected for CqCore {
-    /// When the device is gone, its queue pairs are told themselves.
-    fn harmed(self: Arc<Self>, harm: Harm) {
-        if let Harm::Object { event, .. } = harm {
-            self.device_failed(|qp_num| OpError::DeviceEvent { qp_num, event });
-        }
-    }
-}
-
-impl Drive for CqCore {
-    fn drive(&self, now: Instant) -> Step {
-        self.kill_overdue(now);
-        let step = self.slice(self.poller.lock(), true);
-        if step == Step::Idle {
-            let ring = self.ring.lock();
-            if ring.closed && !ring.has_halves() {
-                drop(ring);
-                self.drained.open();
-                return Step::Done;
-            }
-        }
-        step
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        if !self.has_closing.load(Ordering::Acquire) {
-            return None;
-        }
-        self.closing.lock().iter().map(|(at, _)| *at).min()
-    }
-
-    fn channel_failed(&self, error: &io::Error) {
-        let events = self.device.provider().events();
-        let gone = events.is_gone().then(|| events.device());
-        self.device_failed(|qp_num| match &gone {
-            Some(device) => OpError::DeviceGone { device: device.clone() },
-            None => OpError::Queue { qp_num, reason: error.to_string() },
-        });
-    }
-
-    fn runtime_gone(&self) {
-        let mut fx = Fx::default();
-        let queue_pairs = {
-            let mut ring = self.ring.lock();
-            ring.gone = true;
-            ring.wake_waiters(&mut fx);
-            ring.queue_pairs()
-        };
-        for qp in queue_pairs {
-            if qp.receives_shared() {
-                // Nothing flushes the receives of a shared queue: they end with it, and it goes after these.
-                qp.kill(None);
-            } else {
-                qp.set_error();
-                qp.end_queued();
-            }
-        }
-        fx.fire();
-    }
-
-    fn is_drained(&self) -> bool {
-        let drained = self.ring.lock().all_drained();
-        if drained {
-            self.drained.open();
-        }
-        drained
-    }
-
-    fn abandon(&self) {
-        self.end_all(|_| None);
-        self.drained.open();
     }
 }

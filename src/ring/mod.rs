@@ -65,7 +65,8 @@
 //! | [`OpFuture`], posted | the device finishes it; the buffer is released then; nobody is told |
 //! | [`OpFuture`], waiting for room | it is never posted; the buffer is dropped |
 //! | [`Batch`] | what was not submitted is not submitted; buffers are dropped |
-//! | [`Batch::push_wait`] | the operation is not submitted; its buffer is dropped; earlier ones may be submitted |
+//! | [`Batch::push_wait`], waiting | the operation is not submitted; its buffer is dropped; earlier ones may be submitted |
+//! | [`Batch::push_wait`], posted meanwhile | the device finishes it; its completion comes from [`CompletionQueue::next`] |
 //! | [`CompletionQueue::next`] | no completion is lost |
 //! | [`QueuePair`] | closed: outstanding operations are flushed and end, then it is destroyed; nothing blocks |
 //! | [`SharedReceiveQueue`] | closed: no receive is taken any more; those it holds end with the last queue pair that receives by it |
@@ -83,6 +84,8 @@
 //! both. When the driving runtime is dropped, queue pairs of its queues are moved to the error state, a thread waits for
 //! what the device still has, and then the operations end with [`OpError::RuntimeGone`], with their buffers.
 //! `close().await` before that is the graceful way.
+//!
+//! A waker, or the owner of a buffer, that panics when it is woken or dropped is logged and harms nobody else.
 //!
 //! # Spinning
 //!

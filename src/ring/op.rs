@@ -103,6 +103,15 @@ impl Op {
         matches!(self.kind, OpKind::Recv)
     }
 
+    /// The buffer, to be handed on with the work request; see [`put_back`](Self::put_back).
+    pub(super) fn take_buf(&mut self) -> Option<AnySlice> {
+        self.buf.take()
+    }
+
+    pub(super) fn put_back(self, buf: Option<AnySlice>) -> Self {
+        Self { buf, ..self }
+    }
+
     pub(super) fn into_parts(self) -> (Option<AnySlice>, u64) {
         (self.buf, self.user_data)
     }

@@ -15,7 +15,7 @@ use super::future::OpFuture;
 use super::gate::Gate;
 use super::op::{Op, Rejected};
 use super::slots::{Owner, Wr, WrKind};
-use super::state::{HalfId, Submitted, Tie};
+use super::state::{HalfId, Submitted, Tie, WhenFull};
 use super::wr_id::Key;
 use crate::device::ProtectionDomain;
 use crate::error::{OpError, PostError};
@@ -164,12 +164,23 @@ impl QpCore {
 
     // Posting.
 
-    /// Submits one operation. `Ok` also when it is queued, or when the post failed: then its slot says so.
+    /// Submits one operation. `Ok` also when it waits for room, or when the post failed: then its slot says so.
     pub(crate) fn submit(
         &self,
         wr: Wr,
         owner: Owner,
         buf: Option<AnySlice>,
+    ) -> Result<Key, (OpError, Option<AnySlice>)> {
+        self.submit_or(wr, owner, buf, WhenFull::Wait)
+    }
+
+    /// The same; `when_full` says what becomes of it when there is no room.
+    fn submit_or(
+        &self,
+        wr: Wr,
+        owner: Owner,
+        buf: Option<AnySlice>,
+        when_full: WhenFull,
     ) -> Result<Key, (OpError, Option<AnySlice>)> {
         let recv = matches!(wr.kind, WrKind::Recv);
         if let Err(error) = self.check_connected(&wr) {
@@ -178,7 +189,7 @@ impl QpCore {
         let side = self.side(recv);
         let mut fx = Fx::default();
         let mut post = side.post.lock();
-        let submitted = side.cq.ring.lock().submit(side.half, &self.tie, wr, owner, buf)?;
+        let submitted = side.cq.ring.lock().submit(side.half, &self.tie, wr, owner, buf, when_full)?;
         let key = match submitted {
             Submitted::Queued(key) => return Ok(key),
             Submitted::Post(key, id) => {
@@ -208,21 +219,15 @@ impl QpCore {
 
     /// The same, when there is room now.
     #[allow(clippy::result_large_err)]
-    pub(crate) fn try_submit(&self, op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
+    pub(crate) fn try_submit(&self, mut op: Op) -> Result<OpFuture<Option<AnySlice>>, Rejected> {
         let recv = op.is_recv();
-        let side = self.side(recv);
-        let admitted = op.check(&self.pd).and_then(|wr| self.check_connected(&wr)).and_then(|()| {
-            let ring = side.cq.ring.lock();
-            ring.check_open(&self.tie)?;
-            if ring.room(side.half) == 0 {
-                let queue = if recv { "receive" } else { "send" };
-                return Err(OpError::Full { qp_num: self.tie.qp_num, queue, depth: ring.depth(side.half) });
-            }
-            Ok(())
-        });
-        match admitted {
-            Ok(()) => Ok(self.submit_future(op)),
-            Err(error) => Err(Rejected { error, op }),
+        let wr = match op.check(&self.pd) {
+            Ok(wr) => wr,
+            Err(error) => return Err(Rejected { error, op }),
+        };
+        match self.submit_or(wr, Owner::Future(None), op.take_buf(), WhenFull::Refuse) {
+            Ok(key) => Ok(OpFuture::submitted(self.side(recv).cq.clone(), key)),
+            Err((error, buf)) => Err(Rejected { error, op: op.put_back(buf) }),
         }
     }
 
@@ -240,7 +245,7 @@ impl QpCore {
             for (op, wr) in ops.extract_if(.., |(op, _)| op.is_recv() == recv) {
                 let (buf, user_data) = op.into_parts();
                 let owner = Owner::Tagged { user_data, submitter: None };
-                match ring.submit(side.half, &self.tie, wr, owner, buf) {
+                match ring.submit(side.half, &self.tie, wr, owner, buf, WhenFull::Wait) {
                     Ok(Submitted::Post(key, id)) => post.add(key, id, &wr, self.inline),
                     Ok(Submitted::Queued(_)) => {}
                     Err((error, buf)) => ring.push_ready(user_data, Err(error), buf, &mut fx),

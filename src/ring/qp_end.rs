@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::cq_core::Fx;
+use super::cq_core::{CqCore, Fx};
 use super::qp_core::{Object, QpCore, settle};
 use crate::error::OpError;
 use crate::provider;
@@ -34,17 +34,27 @@ impl QpCore {
         self.watch_closing();
         self.try_finish();
         settle(&mut fx);
-        self.send.cq.nudge();
     }
 
-    /// Has it destroyed after the patience, if it has not ended by then.
+    /// Has it destroyed after the patience, if it has not ended by then. Both of its queues watch: the runtime of one may
+    /// be gone.
     pub(crate) fn watch_closing(self: &Arc<Self>) {
-        self.send.cq.watch_closing(Instant::now() + CLOSE_PATIENCE, self.clone());
+        let until = Instant::now() + CLOSE_PATIENCE;
+        for cq in self.queues() {
+            cq.watch_closing(until, self.clone());
+        }
         if self.finished.load(Ordering::Acquire) {
             // Whoever drives the queues, or closes it, may have finished it just before: then nobody would ever take it from
-            // that list, in which it holds the queue that it is held by.
-            self.send.cq.forget_closing(self);
+            // those lists, in which it holds the queues that it is held by.
+            self.queues().for_each(|cq| cq.forget_closing(self));
         }
+        self.queues().for_each(|cq| cq.nudge());
+    }
+
+    /// Its completion queues, each once.
+    fn queues(&self) -> impl Iterator<Item = &Arc<CqCore>> {
+        let (send, recv) = (&self.send.cq, &self.recv.cq);
+        std::iter::once(send).chain((!Arc::ptr_eq(send, recv)).then_some(recv))
     }
 
     /// The device says that the queue pair has failed. What has completed by now comes first, since it may say why (R6).
@@ -60,7 +70,6 @@ impl QpCore {
         self.set_error();
         self.end_queued();
         self.watch_closing();
-        self.send.cq.nudge();
     }
 
     /// The connection manager's connection has ended: to the error state, so that what is outstanding ends too, with what
@@ -76,8 +85,6 @@ impl QpCore {
         self.set_error();
         self.end_queued();
         self.watch_closing();
-        self.send.cq.nudge();
-        self.recv.cq.nudge();
     }
 
     /// To the error state, without closing: what is queued or comes later ends with the reason that the rings know.
@@ -172,6 +179,7 @@ impl QpCore {
         if self.tie.shared {
             // Messages that came before are not lost.
             self.recv.cq.absorb_now();
+            self.recv.cq.settle_absorbed();
         }
         for side in [&self.send, &self.recv] {
             let mut ring = side.cq.ring.lock();

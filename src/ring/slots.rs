@@ -65,6 +65,8 @@ pub(super) struct Slot<B> {
     pub(super) half: u32,
     /// Next free slot, or next in the half's queue.
     pub(super) next: u32,
+    /// The one before it in the half's queue.
+    pub(super) prev: u32,
     pub(super) wr: Wr,
     pub(super) buf: Option<B>,
     pub(super) owner: Owner,
@@ -93,15 +95,16 @@ impl<B> Slots<B> {
         let index = self.free;
         if let Some(slot) = self.slots.get_mut(index as usize) {
             self.free = slot.next;
-            *slot =
-                Slot { generation: slot.generation, half, next: NIL, wr, buf, owner, phase: Phase::Queued };
-            return Ok(Key { index, generation: slot.generation });
+            let generation = slot.generation;
+            *slot = Slot { generation, half, next: NIL, prev: NIL, wr, buf, owner, phase: Phase::Queued };
+            return Ok(Key { index, generation });
         }
         let index = self.slots.len() as u32;
         if index >= 1 << INDEX_BITS {
             return Err(buf);
         }
-        self.slots.push(Slot { generation: 0, half, next: NIL, wr, buf, owner, phase: Phase::Queued });
+        let (next, prev, phase) = (NIL, NIL, Phase::Queued);
+        self.slots.push(Slot { generation: 0, half, next, prev, wr, buf, owner, phase });
         Ok(Key { index, generation: 0 })
     }
 

@@ -10,16 +10,19 @@
 //! generic over the queue pair `Q` and the buffer `B`.
 
 mod ends;
+mod queue;
+mod receivers;
 
 use std::collections::VecDeque;
 use std::task::Waker;
 
+use self::receivers::Receivers;
 use super::cause::FirstCause;
 use super::completion::Completed;
 use super::slots::{NIL, Owner, Phase, Slots, Wr};
 use super::wr_id::{Key, WrId};
 use crate::error::OpError;
-use crate::sync::Arc;
+use crate::sync::{Arc, guarded};
 
 /// What both halves of a queue pair know of each other.
 #[derive(Debug)]
@@ -73,11 +76,11 @@ impl<Q, B> Effects<Q, B> {
             && self.attention.is_empty()
     }
 
-    /// Wakes and drops. `attention` is the caller's to serve.
+    /// Wakes and drops, all of it, whichever panics. `attention` is the caller's to serve.
     pub(crate) fn fire(&mut self) {
-        self.wakers.drain(..).for_each(Waker::wake);
-        self.replaced.clear();
-        self.bufs.clear();
+        self.wakers.drain(..).for_each(|waker| guarded(|| waker.wake()));
+        self.replaced.drain(..).for_each(|waker| guarded(|| drop(waker)));
+        self.bufs.drain(..).for_each(|buf| guarded(|| drop(buf)));
     }
 }
 
@@ -101,6 +104,22 @@ struct Half<Q> {
     tail: u32,
     /// Already in `Effects::attention`.
     noted: bool,
+}
+
+impl<Q> Half<Q> {
+    /// The receive side of a queue pair that receives by a shared queue: it has no receives of its own.
+    fn is_by_shared(&self) -> bool {
+        self.recv && self.depth == 0
+    }
+}
+
+/// What becomes of an operation that finds no credit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WhenFull {
+    /// It waits in the half's queue.
+    Wait,
+    /// It comes back, with [`OpError::Full`].
+    Refuse,
 }
 
 /// Where a submitted operation went.
@@ -137,6 +156,9 @@ pub(crate) enum NoEntries {
 pub(crate) struct Ring<Q, B> {
     slots: Slots<B>,
     halves: Vec<Option<Half<Q>>>,
+    /// Of `halves`: those that are in use.
+    in_use: u32,
+    receivers: Receivers,
     next_tag: u32,
     ready: VecDeque<(u64, Result<Completed, OpError>, Option<B>)>,
     /// Tasks in `next()`.
@@ -148,9 +170,6 @@ pub(crate) struct Ring<Q, B> {
     committed: u32,
     /// Of `committed`: entries of destroyed queue pairs whose completions may still be in the queue.
     lingering: u32,
-    /// Numbers of queue pairs that were released since the queue was seen empty: a completion that names one may be of
-    /// the one that is gone, or of the next of that number.
-    ambiguous: Vec<u32>,
     pub(crate) closed: bool,
     pub(crate) gone: bool,
     pub(crate) stats: CqStats,
@@ -162,6 +181,8 @@ impl<Q: Clone, B> Ring<Q, B> {
         Self {
             slots: Slots::with_capacity(reserve),
             halves: Vec::new(),
+            in_use: 0,
+            receivers: Receivers::default(),
             next_tag: 0,
             ready: VecDeque::with_capacity(reserve),
             waiters: Vec::new(),
@@ -170,7 +191,6 @@ impl<Q: Clone, B> Ring<Q, B> {
             capacity,
             committed: 0,
             lingering: 0,
-            ambiguous: Vec::new(),
             closed: false,
             gone: false,
             stats: CqStats::default(),
@@ -200,6 +220,7 @@ impl<Q: Clone, B> Ring<Q, B> {
             tail: NIL,
             noted: false,
         };
+        self.in_use += 1;
         let index = match self.halves.iter().position(Option::is_none) {
             Some(free) => {
                 self.halves[free] = Some(half);
@@ -213,20 +234,26 @@ impl<Q: Clone, B> Ring<Q, B> {
         Ok(HalfId { index: index as u32, tag })
     }
 
-    pub(crate) fn bind(&mut self, half: HalfId, qp: Q, tie: Arc<Tie>) {
-        let half = self.half(half.index);
+    pub(crate) fn bind(&mut self, id: HalfId, qp: Q, tie: Arc<Tie>) {
+        let half = self.half(id.index);
+        let by_shared = half.is_by_shared();
         half.qp = Some(qp);
-        half.tie = Some(tie);
+        let qp_num = half.tie.insert(tie).qp_num;
+        if by_shared {
+            self.receivers.add(qp_num, id);
+        }
     }
 
     /// Ends a half: nothing of it is outstanding or queued. When `linger`, its completions may still be in the queue,
     /// and its entries are given back after the queue was seen empty.
-    pub(crate) fn release(&mut self, half: HalfId, linger: bool) -> Option<Q> {
-        self.find(half)?;
-        let half = self.halves[half.index as usize].take()?;
-        if half.recv && half.depth == 0 {
-            // It received by a shared receive queue.
-            self.ambiguous.extend(half.tie.as_ref().map(|tie| tie.qp_num));
+    pub(crate) fn release(&mut self, id: HalfId, linger: bool) -> Option<Q> {
+        self.find(id)?;
+        let half = self.halves[id.index as usize].take()?;
+        self.in_use -= 1;
+        if half.is_by_shared()
+            && let Some(tie) = &half.tie
+        {
+            self.receivers.remove(tie.qp_num, id);
         }
         debug_assert!(half.outstanding == 0 && half.head == NIL, "a half is released when it is drained");
         if linger {
@@ -240,11 +267,11 @@ impl<Q: Clone, B> Ring<Q, B> {
     /// The queue was polled and empty: stale completions are gone.
     pub(crate) fn polled_empty(&mut self) {
         self.committed -= std::mem::take(&mut self.lingering);
-        self.ambiguous.clear();
+        self.receivers.polled_empty();
     }
 
     pub(crate) fn has_halves(&self) -> bool {
-        self.halves.iter().any(Option::is_some)
+        self.in_use > 0
     }
 
     pub(crate) fn queue_pairs(&self) -> Vec<Q> {
@@ -303,6 +330,7 @@ impl<Q: Clone, B> Ring<Q, B> {
         wr: Wr,
         owner: Owner,
         buf: Option<B>,
+        when_full: WhenFull,
     ) -> Result<Submitted, (OpError, Option<B>)> {
         if let Some(error) = refusal(tie, self.gone) {
             return Err((error, buf));
@@ -310,24 +338,22 @@ impl<Q: Clone, B> Ring<Q, B> {
         let Some(h) = self.find(id) else { return Err((tie.closed(), buf)) };
         let half = id.index;
         let (post, recv, depth) = (h.head == NIL && h.outstanding < h.depth, h.recv, h.depth);
-        let is_tagged = matches!(owner, Owner::Tagged { .. });
-        let key = self.slots.insert(half, wr, owner, buf).map_err(|buf| {
+        let full = || {
             let queue = if recv { "receive" } else { "send" };
-            (OpError::Full { qp_num: tie.qp_num, queue, depth }, buf)
-        })?;
+            OpError::Full { qp_num: tie.qp_num, queue, depth }
+        };
+        if !post && when_full == WhenFull::Refuse {
+            return Err((full(), buf));
+        }
+        let is_tagged = matches!(owner, Owner::Tagged { .. });
+        let key = self.slots.insert(half, wr, owner, buf).map_err(|buf| (full(), buf))?;
         self.tagged += u32::from(is_tagged);
         if post {
             self.mark_posted(key, half);
             let id = WrId { recv, key, qp_generation: tie.generation };
             return Ok(Submitted::Post(key, id.encode()));
         }
-        let h = self.half(half);
-        let tail = std::mem::replace(&mut h.tail, key.index);
-        if tail == NIL {
-            h.head = key.index;
-        } else {
-            self.slots.at(tail).next = key.index;
-        }
+        self.enqueue(key, half);
         Ok(Submitted::Queued(key))
     }
 
@@ -336,55 +362,6 @@ impl<Q: Clone, B> Ring<Q, B> {
         self.half(half).outstanding += 1;
         self.outstanding += 1;
         self.stats.peak_outstanding = self.stats.peak_outstanding.max(self.outstanding);
-    }
-
-    /// The next queued operation of a half that has a credit, now posted: the caller posts it.
-    pub(crate) fn next_queued(&mut self, id: HalfId, fx: &mut Effects<Q, B>) -> Option<(Key, u64, Wr)> {
-        let half = id.index;
-        loop {
-            let h = self.find(id)?;
-            if h.outstanding >= h.depth {
-                return None;
-            }
-            let (recv, generation) = (h.recv, h.tie.as_ref()?.generation);
-            let key = self.unqueue(half)?;
-            let slot = self.slots.at(key.index);
-            match &mut slot.owner {
-                Owner::Ignored => {
-                    self.discard(key, fx);
-                    continue;
-                }
-                Owner::Tagged { submitter, .. } => fx.wakers.extend(submitter.take()),
-                Owner::Future(_) => {}
-            }
-            let wr = slot.wr;
-            self.mark_posted(key, half);
-            return Some((key, WrId { recv, key, qp_generation: generation }.encode(), wr));
-        }
-    }
-
-    fn unqueue(&mut self, half: u32) -> Option<Key> {
-        let index = self.half(half).head;
-        if index == NIL {
-            return None;
-        }
-        let next = std::mem::replace(&mut self.slots.at(index).next, NIL);
-        let h = self.half(half);
-        h.head = next;
-        if next == NIL {
-            h.tail = NIL;
-        }
-        Some(self.slots.key_at(index))
-    }
-
-    /// Ends everything that is queued and not posted, when the half takes nothing any more.
-    pub(crate) fn end_queued(&mut self, id: HalfId, fx: &mut Effects<Q, B>) {
-        let Some(tie) = self.find(id).and_then(|h| h.tie.clone()) else { return };
-        if let Some(error) = refusal(&tie, self.gone) {
-            while let Some(key) = self.unqueue(id.index) {
-                self.end(key, Err(error.clone()), fx);
-            }
-        }
     }
 }
 

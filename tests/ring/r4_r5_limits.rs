@@ -1,5 +1,9 @@
 //! R4: no queue is overrun. R5: a completion reaches its own operation or none.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+
 use landfall::device::Profile;
 use landfall::error::{OpError, QpError};
 use landfall::ring::{CompletionQueue, CqConfig, Op, QpConfig, QueuePair};
@@ -9,6 +13,8 @@ use crate::harness::*;
 on_every_profile!(
     r4_a_thousand_operations_wait_for_room_in_a_queue_of_sixteen,
     r4_push_wait_waits_for_room_and_push_says_full,
+    r1_a_push_wait_that_is_dropped_before_its_turn_submits_nothing,
+    r2_a_push_wait_that_is_dropped_after_its_turn_has_its_completion,
     r4_a_completion_queue_that_is_too_small_is_refused_with_the_sizes,
     r5_completions_of_a_destroyed_queue_pair_match_nothing,
 );
@@ -58,6 +64,55 @@ async fn r4_push_wait_waits_for_room_and_push_says_full(on: On) {
     for i in 0..16 {
         drop(pair.a.qp.try_submit(op(i)).unwrap());
     }
+}
+
+/// Whatever else it waits for: a call that has not returned has added nothing to its batch.
+async fn r1_a_push_wait_that_is_dropped_before_its_turn_submits_nothing(on: On) {
+    let pair = Pair::new(on, 16).await;
+    let target = pair.b.exposed(64).await;
+    let source = pair.a.exposed(64).await;
+    let op = |i| Op::write(source.slice(..).unwrap(), target.remote().whole()).user_data(i);
+    let mut batch = pair.a.qp.batch();
+    // A task that has used up its share of this turn.
+    poll_fn(|cx| {
+        while let Poll::Ready(share) = tokio::task::coop::poll_proceed(cx) {
+            share.made_progress();
+        }
+        assert!(pin!(batch.push_wait(op(1))).poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
+    assert!(batch.is_empty());
+    batch.push(op(2)).unwrap();
+    assert_eq!(batch.submit(), 1);
+    assert_eq!(pair.a.cq.next().await.unwrap().user_data, 2);
+    assert_eq!(pair.a.cq.stats().completions, 1);
+}
+
+/// It has got room while its task did something else, and then the call is dropped.
+async fn r2_a_push_wait_that_is_dropped_after_its_turn_has_its_completion(on: On) {
+    let pair = Pair::new(on, 16).await;
+    let target = pair.b.exposed(64).await;
+    let source = pair.a.exposed(64).await;
+    let op = |i| Op::write(source.slice(..).unwrap(), target.remote().whole()).user_data(i);
+    let mut batch = pair.a.qp.batch();
+    for i in 0..16 {
+        batch.push(op(i)).unwrap();
+    }
+    {
+        let mut waits = pin!(batch.push_wait(op(16)));
+        let first = poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx))).await;
+        assert!(first.is_pending());
+        while pair.a.cq.stats().completions < 17 {
+            tokio::task::yield_now().await;
+        }
+    }
+    let mut ended = Vec::new();
+    for _ in 0..17 {
+        ended.push(pair.a.cq.next().await.unwrap().user_data);
+    }
+    ended.sort_unstable();
+    assert!(ended.into_iter().eq(0..17));
 }
 
 async fn r4_a_completion_queue_that_is_too_small_is_refused_with_the_sizes(on: On) {

@@ -3,6 +3,7 @@
 use loom::thread;
 
 use super::super::slots::Owner;
+use super::super::state::WhenFull;
 use super::{Model, explore};
 use crate::error::OpError;
 use crate::sync::Arc;
@@ -80,5 +81,55 @@ fn r7_what_is_submitted_during_a_close_ends_before_the_destruction() {
         let want: Vec<u64> = (0..2).filter(|&n| accepted[n as usize]).collect();
         assert_eq!(ended, want, "r2: not each once");
         assert!(m.device.lock().unwrap().destroyed, "r7: never destroyed");
+    });
+}
+
+/// Two threads that do not wait ask for one credit: one has it, the other is refused, and neither is queued.
+#[test]
+fn r4_of_two_that_do_not_wait_one_is_refused() {
+    explore(|| {
+        let m = Model::new(1);
+        let now = |m: &Model, n| match m.submit_or(tagged(n), WhenFull::Refuse) {
+            Ok(_) => true,
+            Err(OpError::Full { .. }) => false,
+            Err(e) => panic!("{e}"),
+        };
+        let other = {
+            let m = m.clone();
+            thread::spawn(move || now(&m, 0))
+        };
+        let accepted = [now(&m, 1), other.join().unwrap()];
+        assert!(accepted[0] != accepted[1], "r4: {accepted:?}");
+        assert_eq!(m.device.lock().unwrap().posted.len(), 1, "r4: queued");
+        let cqe = m.finish_one().expect("posted");
+        m.complete(&cqe);
+        assert_eq!((ends(&m).len(), m.dropped()), (1, 2));
+        assert!(m.ring.lock().is_drained(m.half));
+    });
+}
+
+/// A waiter is cancelled while the driver gives it its turn: it is posted and ends, or it is not; the one behind it has its
+/// turn either way.
+#[test]
+fn r4_a_waiter_that_leaves_holds_nobody_up() {
+    explore(|| {
+        let m = Model::new(1);
+        m.submit(tagged(0)).expect("open");
+        let leaves = m.submit(Owner::Future(None)).expect("open");
+        m.submit(tagged(2)).expect("open");
+        let leaver = {
+            let m = m.clone();
+            thread::spawn(move || m.abandon(leaves))
+        };
+        if let Some(cqe) = m.finish_one() {
+            m.complete(&cqe);
+        }
+        leaver.join().unwrap();
+        while let Some(cqe) = m.finish_one() {
+            m.complete(&cqe);
+        }
+        assert_eq!(ends(&m), [(0, true), (2, true)]);
+        assert_eq!(m.dropped(), 3, "r1: leaked, or dropped twice");
+        assert!(m.ring.lock().is_drained(m.half), "r4: a credit is missing");
     });
 }

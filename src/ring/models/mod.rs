@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use loom::sync::Mutex as LoomMutex;
 
 use super::slots::{Owner, Wr, WrKind};
-use super::state::{Effects, HalfId, Ring, Submitted, Tie};
+use super::state::{Effects, HalfId, Ring, Submitted, Tie, WhenFull};
 use super::{FirstCause, Key};
 use crate::error::OpError;
 use crate::provider::{Cqe, SendOp, Sge, WcStatus};
@@ -108,12 +108,16 @@ impl Model {
 
     /// `QpCore::submit`.
     fn submit(&self, owner: Owner) -> Result<Key, OpError> {
+        self.submit_or(owner, WhenFull::Wait)
+    }
+
+    fn submit_or(&self, owner: Owner, when_full: WhenFull) -> Result<Key, OpError> {
         let kind = WrKind::Send(SendOp::Write { remote_addr: 0, rkey: 0, imm: None });
         let wr = Wr { kind, sge: Some(Sge { addr: 0, len: 8, lkey: 0 }), device: false };
         let buf = self.buf();
         let used = buf.wr_id.clone();
         let _post = self.post.lock();
-        let submitted = self.ring.lock().submit(self.half, &self.tie, wr, owner, Some(buf));
+        let submitted = self.ring.lock().submit(self.half, &self.tie, wr, owner, Some(buf), when_full);
         match submitted {
             Ok(Submitted::Post(key, id)) => {
                 *used.lock().unwrap() = Some(id);

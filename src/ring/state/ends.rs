@@ -45,11 +45,10 @@ impl<Q: Clone, B> Ring<Q, B> {
             return Ok(tie);
         }
         let qp_num = cqe.qp_num;
-        let ties = self.halves.iter().flatten().filter(|h| h.recv).filter_map(|h| h.tie.as_ref());
-        let mut by = ties.filter(|tie| !tie.shared && tie.qp_num == qp_num);
-        match by.next() {
-            Some(tie) if !self.ambiguous.contains(&qp_num) => Ok(tie.clone()),
-            _ => Err(match cqe.status {
+        let half = self.receivers.find(qp_num).and_then(|half| self.find(half));
+        match half.and_then(|half| half.tie.as_ref()) {
+            Some(tie) => Ok(tie.clone()),
+            None => Err(match cqe.status {
                 WcStatus::Success => None,
                 WcStatus::Flushed if self.gone => Some(OpError::RuntimeGone),
                 WcStatus::Flushed => Some(OpError::Closed { qp_num }),
@@ -175,39 +174,6 @@ impl<Q: Clone, B> Ring<Q, B> {
                 }
             }
             Phase::Free => {}
-        }
-    }
-
-    /// Cancels an operation that still waits for a credit. Its place in the queue is passed over when its turn comes;
-    /// the buffer can go now.
-    pub(crate) fn cancel_queued(&mut self, key: Key, fx: &mut Effects<Q, B>) {
-        let Some(slot) = self.slots.get(key).filter(|s| matches!(s.phase, Phase::Queued)) else { return };
-        fx.bufs.extend(slot.buf.take());
-        match std::mem::replace(&mut slot.owner, Owner::Ignored) {
-            Owner::Future(waker) => fx.replaced.extend(waker),
-            Owner::Tagged { submitter, .. } => {
-                fx.replaced.extend(submitter);
-                self.tagged -= 1;
-                if self.is_over() {
-                    self.wake_waiters(fx);
-                }
-            }
-            Owner::Ignored => {}
-        }
-    }
-
-    /// Whether a tagged operation has been posted (or has ended); otherwise the waker is kept.
-    pub(crate) fn poll_posted(&mut self, key: Key, waker: &Waker, fx: &mut Effects<Q, B>) -> bool {
-        match self.slots.get(key) {
-            Some(slot) if matches!(slot.phase, Phase::Queued) => {
-                if let Owner::Tagged { submitter, .. } = &mut slot.owner
-                    && !submitter.as_ref().is_some_and(|w| w.will_wake(waker))
-                {
-                    fx.replaced.extend(submitter.replace(waker.clone()));
-                }
-                false
-            }
-            _ => true,
         }
     }
 

@@ -51,7 +51,7 @@ fn ring(depth: u32) -> (TestRing, HalfId, Arc<Tie>) {
 }
 
 fn submit(ring: &mut TestRing, half: HalfId, tie: &Tie, n: u8) -> Submitted {
-    ring.submit(half, tie, wr(), Owner::Future(None), Some(vec![n])).unwrap()
+    ring.submit(half, tie, wr(), Owner::Future(None), Some(vec![n]), WhenFull::Wait).unwrap()
 }
 
 fn posted(submitted: Submitted) -> (Key, u64) {
@@ -186,7 +186,8 @@ fn r6_what_is_queued_and_what_comes_later_ends_with_the_first_cause() {
     let (flushed, buf) = ring.poll_op(queued, waker, &mut fx).unwrap();
     assert!(matches!(flushed, Err(OpError::Flushed { cause: Some(_), .. })), "{flushed:?}");
     assert_eq!(buf.unwrap(), [1]);
-    let refused = ring.submit(half, &tie, wr(), Owner::Future(None), Some(vec![2])).unwrap_err();
+    let refused =
+        ring.submit(half, &tie, wr(), Owner::Future(None), Some(vec![2]), WhenFull::Wait).unwrap_err();
     assert!(matches!(refused, (OpError::Flushed { cause: Some(_), .. }, Some(_))));
 }
 
@@ -198,7 +199,7 @@ fn r2_tagged_operations_end_in_the_completions_and_keep_their_room() {
     ring.wait_ready(&waker);
     ring.wait_ready(&waker);
     let owner = Owner::Tagged { user_data: 42, submitter: None };
-    let (_, id) = posted(ring.submit(half, &tie, wr(), owner, Some(vec![5])).unwrap());
+    let (_, id) = posted(ring.submit(half, &tie, wr(), owner, Some(vec![5]), WhenFull::Wait).unwrap());
     assert_eq!(ring.tagged_room(), 63);
     ring.complete(&cqe(id, WcStatus::Success), &mut fx);
     fx.fire();
@@ -216,7 +217,8 @@ fn r2_a_cancelled_submitter_is_never_posted() {
     let mut fx = TestFx::default();
     let (_, id) = posted(submit(&mut ring, half, &tie, 0));
     let owner = Owner::Tagged { user_data: 1, submitter: None };
-    let Ok(Submitted::Queued(key)) = ring.submit(half, &tie, wr(), owner, Some(vec![1])) else {
+    let Ok(Submitted::Queued(key)) = ring.submit(half, &tie, wr(), owner, Some(vec![1]), WhenFull::Wait)
+    else {
         panic!("not queued")
     };
     assert!(!ring.poll_posted(key, Waker::noop(), &mut fx));
@@ -259,7 +261,8 @@ fn r5_a_failure_is_never_blamed_on_the_next_queue_pair_of_the_same_number() {
     ring.bind(shared, 0, queue.clone());
     let recv = Wr { kind: WrKind::Recv, sge: None, device: false };
     let mut fails = |ring: &mut TestRing| {
-        let (_, id) = posted(ring.submit(shared, &queue, recv, Owner::Future(None), None).unwrap());
+        let (_, id) =
+            posted(ring.submit(shared, &queue, recv, Owner::Future(None), None, WhenFull::Wait).unwrap());
         ring.complete(&Cqe { qp_num: 7, ..cqe(id, WcStatus::LocalLength) }, &mut fx);
     };
     let attached = |ring: &mut TestRing, generation| {
@@ -278,4 +281,154 @@ fn r5_a_failure_is_never_blamed_on_the_next_queue_pair_of_the_same_number() {
     assert!(second.cause.get().is_some() && queue.cause.get().is_none());
     ring.release(half, false);
     assert!(!ring.is_drained(shared) || ring.stats.stale == 0);
+}
+
+#[test]
+fn r4_a_call_that_does_not_wait_is_refused_where_another_would_wait() {
+    let (mut ring, half, tie) = ring(1);
+    let mut fx = TestFx::default();
+    let now = |ring: &mut TestRing| {
+        ring.submit(half, &tie, wr(), Owner::Future(None), Some(vec![9]), WhenFull::Refuse)
+    };
+    let (_, id) = posted(now(&mut ring).unwrap());
+    let (error, buf) = now(&mut ring).unwrap_err();
+    assert!(matches!(error, OpError::Full { qp_num: 7, queue: "send", depth: 1 }), "{error}");
+    assert_eq!(buf.unwrap(), [9]);
+    // Those who wait are before it, also when the credit is back.
+    let Submitted::Queued(waiting) = submit(&mut ring, half, &tie, 1) else {
+        panic!("posted above the depth")
+    };
+    ring.complete(&cqe(id, WcStatus::Success), &mut fx);
+    assert!(matches!(now(&mut ring), Err((OpError::Full { .. }, Some(_)))));
+    let (key, id, _) = ring.next_queued(half, &mut fx).unwrap();
+    assert_eq!(key, waiting);
+    ring.complete(&cqe(id, WcStatus::Success), &mut fx);
+    posted(now(&mut ring).unwrap());
+}
+
+/// A peer that takes nothing, and a program that gives up on each receive and tries again.
+#[test]
+fn r4_waiters_that_give_up_hold_no_slots() {
+    let (mut ring, half, tie) = ring(4);
+    let mut fx = TestFx::default();
+    for n in 0..4 {
+        posted(submit(&mut ring, half, &tie, n));
+    }
+    for turn in 0..100_000 {
+        let Submitted::Queued(key) = submit(&mut ring, half, &tie, 0) else {
+            panic!("posted above the depth")
+        };
+        assert_eq!(key.index, 4, "turn {turn} takes another slot");
+        ring.abandon_op(key, &mut fx);
+        assert!(fx.bufs.pop().is_some() && fx.bufs.is_empty());
+    }
+}
+
+/// Waiters leave from the front, the middle and the end of the queue, among others that stay.
+#[test]
+fn r4_waiters_that_leave_keep_the_order_of_the_others() {
+    for leaving in 0..1u32 << 5 {
+        let (mut ring, half, tie) = ring(1);
+        let mut fx = TestFx::default();
+        let (_, mut id) = posted(submit(&mut ring, half, &tie, 0));
+        let waiting: Vec<Key> = (0..5)
+            .map(|n| match submit(&mut ring, half, &tie, n) {
+                Submitted::Queued(key) => key,
+                Submitted::Post(..) => panic!("posted above the depth"),
+            })
+            .collect();
+        let (left, mut stay): (Vec<_>, Vec<_>) =
+            waiting.into_iter().enumerate().partition(|(n, _)| leaving & 1 << n != 0);
+        left.into_iter().rev().for_each(|(_, key)| ring.abandon_op(key, &mut fx));
+        // One more comes behind them.
+        let Submitted::Queued(last) = submit(&mut ring, half, &tie, 9) else { panic!("overtakes") };
+        stay.push((9, last));
+        for (n, key) in stay {
+            ring.complete(&cqe(id, WcStatus::Success), &mut fx);
+            let next = ring.next_queued(half, &mut fx).unwrap();
+            assert_eq!(next.0, key, "leaving {leaving:05b}: not the turn of {n}");
+            id = next.1;
+        }
+        ring.complete(&cqe(id, WcStatus::Success), &mut fx);
+        assert!(ring.next_queued(half, &mut fx).is_none() && ring.is_drained(half));
+    }
+}
+
+/// A buffer whose drop panics, unless it is a good one.
+struct Owned {
+    good: Option<std::sync::Arc<Count>>,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let good = self.good.as_ref().expect("an owner that panics");
+        good.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+struct PanicsWhenWoken;
+
+impl Wake for PanicsWhenWoken {
+    fn wake(self: std::sync::Arc<Self>) {
+        panic!("a waker that panics");
+    }
+}
+
+struct PanicsWhenDropped;
+
+impl Wake for PanicsWhenDropped {
+    fn wake(self: std::sync::Arc<Self>) {}
+}
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("a waker whose drop panics");
+    }
+}
+
+#[test]
+fn r3_a_waker_or_a_buffer_that_panics_keeps_nobody_from_being_woken() {
+    let mut fx = Effects::<u32, Owned>::default();
+    let ((woken, waker), (dropped, _)) = (counter(), counter());
+    let woken_badly = || Waker::from(std::sync::Arc::new(PanicsWhenWoken));
+    let dropped_badly = || Waker::from(std::sync::Arc::new(PanicsWhenDropped));
+    fx.wakers.extend([woken_badly(), waker.clone(), dropped_badly(), waker]);
+    fx.replaced.extend([dropped_badly(), dropped_badly()]);
+    let good = || Owned { good: Some(dropped.clone()) };
+    fx.bufs.extend([Owned { good: None }, good(), Owned { good: None }, good()]);
+    fx.fire();
+    assert_eq!((woken.0.load(Ordering::SeqCst), dropped.0.load(Ordering::SeqCst)), (2, 2));
+    assert!(fx.is_empty());
+}
+
+/// The number is given out again as soon as the queue pair is destroyed, which is before its half is released.
+#[test]
+fn r5_a_number_that_comes_back_before_the_half_is_released_is_in_doubt_and_then_the_next_one_s() {
+    let (mut ring, mut fx) = (TestRing::new(64), TestFx::default());
+    let shared_tie = Arc::new(Tie { shared: true, ..Arc::into_inner(tie(1)).unwrap() });
+    let shared = ring.reserve(true, 8).unwrap();
+    ring.bind(shared, 0, shared_tie.clone());
+    let recv = Wr { kind: WrKind::Recv, sge: None, device: false };
+    let mut fails = |ring: &mut TestRing| {
+        let submitted =
+            ring.submit(shared, &shared_tie, recv, Owner::Future(None), None, WhenFull::Wait).unwrap();
+        let failed = cqe(posted(submitted).1, WcStatus::LocalLength);
+        ring.complete(&Cqe { qp_num: 7, ..failed }, &mut fx);
+    };
+    let [(first_half, first), (second_half, second)] = [2, 3].map(|generation| {
+        let (half, tie) = (ring.reserve(true, 0).unwrap(), tie(generation));
+        ring.bind(half, 1, tie.clone());
+        (half, tie)
+    });
+    fails(&mut ring);
+    ring.release(first_half, true);
+    fails(&mut ring);
+    assert!(first.cause.get().is_none() && second.cause.get().is_none());
+    ring.polled_empty();
+    fails(&mut ring);
+    assert!(first.cause.get().is_none() && second.cause.get().is_some());
+    ring.release(second_half, true);
+    ring.polled_empty();
+    fails(&mut ring);
+    assert!(shared_tie.cause.get().is_none(), "of nobody");
 }
