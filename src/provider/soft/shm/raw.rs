@@ -108,6 +108,7 @@ impl RawPeer {
         RawMemory(map)
     }
 
+    #[cfg(feature = "cuda")]
     pub(in crate::provider::soft) fn lend_slots(&self, name: u64, bytes: u64, fd: BorrowedFd<'_>) {
         let (word, len) = Word::Slots { name, bytes }.encode();
         self.say_with(&word[..len], fd);
