@@ -1,4 +1,4 @@
-//! Threads for what blocks and nobody waits for: destroying and deregistering (R9).
+//! Threads for what blocks and nobody waits for: destroying and deregistering, and compiling for a GPU (R9).
 //!
 //! A driver may wait in the kernel until a device has let go, and the last user of an object may be dropped on a
 //! runtime's worker, or after its runtime has gone. What may have to wait for a device goes to a [`Lane`] of that device, so that one

@@ -86,11 +86,13 @@ impl Pages {
         if !sized || self.pairs.len() > MAX_PAIRS {
             return None;
         }
-        let all = |end: fn(u64) -> u64| {
-            let first = end(self.pairs[0]);
-            self.pairs.iter().map(|&p| end(p)).fold(first..first, |r, b| r.start.min(b)..r.end.max(b))
-        };
-        let (sources, targets) = (all(|p| unpair(p).0), all(|p| unpair(p).1));
+        // The first and the last block of each end, in one pass.
+        let (source, target) = unpair(self.pairs[0]);
+        let (mut sources, mut targets) = (source..source, target..target);
+        for (source, target) in self.pairs.iter().map(|&pair| unpair(pair)) {
+            sources = sources.start.min(source)..sources.end.max(source);
+            targets = targets.start.min(target)..targets.end.max(target);
+        }
         let source = self.source.span(sources, self.layers, self.piece)?;
         let target = self.target.span(targets.clone(), self.layers, self.piece)?;
         self.are_apart(&targets).then_some(Spans { source, target })
@@ -113,13 +115,14 @@ impl Pages {
     fn are_distinct(&self, targets: &Range<u64>) -> bool {
         if targets.end - targets.start < BITS {
             let mut seen = vec![0u64; (targets.end - targets.start) as usize / 64 + 1];
-            return self.pairs.iter().all(|&p| {
-                let at = unpair(p).1 - targets.start;
+            let mut twice = 0;
+            for &pair in &self.pairs {
+                let at = unpair(pair).1 - targets.start;
                 let (word, bit) = (&mut seen[at as usize / 64], 1 << (at % 64));
-                let new = *word & bit == 0;
+                twice |= *word & bit;
                 *word |= bit;
-                new
-            });
+            }
+            return twice == 0;
         }
         let mut all: Vec<u64> = self.pairs.iter().map(|&p| unpair(p).1).collect();
         all.sort_unstable();

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -39,6 +39,11 @@ impl Deadline {
     /// This deadline; its error names the address dialled.
     pub(crate) fn of(self, to: SocketAddr) -> Self {
         Self { to: Some(to), ..self }
+    }
+
+    /// The address dialled, where there is one.
+    pub(crate) fn address(self) -> Option<IpAddr> {
+        self.to.map(|to| to.ip())
     }
 
     /// The time left.

@@ -93,6 +93,10 @@ impl Copier {
         match *gpu {}
     }
 
+    pub(crate) fn prepare(gpu: &Gpu) -> Result<(), CudaError> {
+        match *gpu {}
+    }
+
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         match *self {}
     }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::driver::{DeviceFacts, Driver};
 use super::error::CudaError;
+use super::gather::Kernel;
 use super::ipc::Opened;
 use super::memory::DeviceMemory;
 use super::sys::Opaque;
@@ -85,7 +86,7 @@ impl Cuda {
         let context = context.unwrap_or(primary);
         let gpu = gpus.entry((ordinal, context)).or_insert_with(|| {
             let primary = context == primary;
-            let (kernel, stream, slots) = (OnceLock::new(), OnceLock::new(), Mutex::default());
+            let (kernel, stream, slots) = (Kernel::default(), OnceLock::new(), Mutex::default());
             Arc::new(Gpu { cuda: self.clone(), ordinal, facts, context, primary, kernel, stream, slots })
         });
         Ok(gpu.clone())
@@ -132,8 +133,7 @@ pub(crate) struct Gpu {
     facts: DeviceFacts,
     context: Opaque,
     primary: bool,
-    /// The function of `gather.rs`, once it was needed.
-    pub(super) kernel: OnceLock<Opaque>,
+    pub(super) kernel: Kernel,
     stream: OnceLock<Result<Opaque, CudaError>>,
     /// What `slots.rs` has made, while somebody uses it.
     pub(super) slots: Mutex<Weak<super::slots::SlotPool>>,

@@ -2,13 +2,13 @@
 //!
 //! Completion is asked for ([`Flight::is_done`]), never called back: a callback may not come after an error of the context.
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::context::{Gpu, lock};
 use super::driver::{Driver, GatherArgs};
 use super::error::CudaError;
-use super::gather::{self, Piece, Plan};
+use super::gather::{self, Kernel, Piece, Plan};
 use super::sys::{DevicePtr, Opaque};
 use crate::pages::Pages;
 
@@ -53,6 +53,8 @@ pub(crate) struct Flight {
     lists: Vec<List>,
     /// How many calls of the driver it took.
     calls: u32,
+    /// It was seen to be over: the driver is not asked again.
+    over: AtomicBool,
 }
 
 impl Copier {
@@ -60,6 +62,11 @@ impl Copier {
         let stream = gpu.enter()?.driver().stream()?;
         let shared = Arc::new(Shared { gpu, stream, spare: Mutex::default() });
         Ok(Self { shared, pieces: Vec::new(), list: Vec::new() })
+    }
+
+    /// Makes what copies on `gpu` need, which takes tens of milliseconds. What could not be made is asked for again when it is needed.
+    pub(crate) fn prepare(gpu: &Gpu) -> Result<(), CudaError> {
+        Kernel::make(gpu).map(drop)
     }
 
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
@@ -155,7 +162,8 @@ impl Shared {
             None => driver.event()?,
         };
         // From here on a failure drops it, which waits for what was queued.
-        let mut flight = Flight { shared: self.clone(), event, lists: Vec::new(), calls: 0 };
+        let mut flight =
+            Flight { shared: self.clone(), event, lists: Vec::new(), calls: 0, over: AtomicBool::new(false) };
         let queued = queue(driver, self.stream, &mut flight);
         let recorded = driver.record(event, self.stream);
         if let Err(e) = queued.and(recorded) {
@@ -166,19 +174,18 @@ impl Shared {
         Ok(flight)
     }
 
-    /// Queues a gathered copy. `None` where the kernel, or room for its list, cannot be had.
+    /// Queues a gathered copy. `None` where the kernel is not there yet, or room for its list cannot be had.
     ///
     /// # Safety
     /// Each piece of the plan may be written and read, until the flight is over.
     unsafe fn gather(self: &Arc<Self>, plan: Plan, list: &[u64]) -> Result<Option<Flight>, CudaError> {
-        let prepared = {
+        let Some(kernel) = Kernel::get(&self.gpu) else { return Ok(None) };
+        let room = {
             let current = self.gpu.enter()?;
-            let driver = current.driver();
-            let kernel = gather::kernel(&self.gpu, driver);
-            kernel.and_then(|kernel| Ok((kernel, self.list(driver, size_of_val(list))?)))
+            self.list(current.driver(), size_of_val(list))
         };
-        let (kernel, room) = match prepared {
-            Ok(prepared) => prepared,
+        let room = match room {
+            Ok(room) => room,
             Err(error) => {
                 tracing::debug!(%error, "pieces are copied one by one");
                 return Ok(None);
@@ -213,7 +220,7 @@ impl Copier {
         let (driver, stream) = (current.driver(), shared.stream);
         let bytes = size_of_val(&self.list[..]);
         let list = shared.list(driver, bytes).unwrap();
-        let kernel = gather::kernel(&shared.gpu, driver).unwrap();
+        let kernel = Kernel::make(&shared.gpu).unwrap();
         let args = GatherArgs { list: list.at, plan };
         let mut micros = Vec::new();
         // SAFETY: the test's memory; each launch is waited for.
@@ -251,11 +258,19 @@ impl Flight {
 
     /// Whether all of it is copied. An error is of the copies, or of the whole context.
     pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
-        self.shared.gpu.enter()?.driver().is_done(self.event)
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let over = self.shared.gpu.enter()?.driver().is_done(self.event)?;
+        self.over.store(over, Ordering::Relaxed);
+        Ok(over)
     }
 
     /// Waits until all of it is copied.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         self.shared.gpu.enter()?.driver().event_synchronize(self.event)
     }
 }

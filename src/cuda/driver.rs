@@ -544,7 +544,7 @@ impl Driver {
                 Err(self.failed("cuModuleLoadData", OUT_OF_MEMORY))
             }
             #[cfg(test)]
-            Self::Fake(_) => Ok(1),
+            Self::Fake(fake) => Ok(fake.function()),
         }
     }
 

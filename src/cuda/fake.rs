@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::thread::ThreadId;
 
 use super::context::{Cuda, lock};
 use super::driver::{Driver, GatherArgs, PointerFacts};
@@ -48,8 +49,12 @@ struct State {
     next: Opaque,
     held: bool,
     held_on: Option<Opaque>,
+    /// What is queued from now on waits.
+    held_new: bool,
     calls: Vec<&'static str>,
     wrong: Vec<String>,
+    /// Where modules were made.
+    modules: Vec<ThreadId>,
     /// Calls that fail, and how often from now on.
     refused: BTreeMap<&'static str, usize>,
 }
@@ -67,6 +72,7 @@ struct Allocation {
 struct Stream {
     context: Opaque,
     queue: VecDeque<Work>,
+    held: bool,
 }
 
 #[derive(Default)]
@@ -106,6 +112,11 @@ impl Fake {
     /// Nothing that is queued happens until it is let go.
     pub(crate) fn hold(&self, held: bool) {
         lock(&self.state).held = held;
+    }
+
+    /// The same of the streams that something is queued in meanwhile; they stay so.
+    pub(crate) fn hold_new(&self, held: bool) {
+        lock(&self.state).held_new = held;
     }
 
     /// The same on one device.
@@ -152,6 +163,11 @@ impl Fake {
     /// Pinned pieces of host memory.
     pub(crate) fn pinned(&self) -> usize {
         lock(&self.state).pinned.len()
+    }
+
+    /// Whether the driver has compiled something on that thread.
+    pub(crate) fn made_modules_on(&self, thread: ThreadId) -> bool {
+        lock(&self.state).modules.contains(&thread)
     }
 
     /// Copies that are queued and not made.
@@ -394,7 +410,9 @@ impl Fake {
         }
         if !state.held {
             let held = state.held_on;
-            let runs = |(&at, stream): (&Opaque, &Stream)| (Some(stream.context) != held).then_some(at);
+            let runs = |(&at, stream): (&Opaque, &Stream)| {
+                (Some(stream.context) != held && !stream.held).then_some(at)
+            };
             let streams: Vec<_> = state.streams.iter().filter_map(runs).collect();
             streams.into_iter().for_each(|stream| state.run(stream));
         }
@@ -436,6 +454,13 @@ impl Fake {
             Work::Put { to, bytes }
         };
         state.queue(stream, work);
+    }
+
+    pub(super) fn function(&self) -> Opaque {
+        let mut state = lock(&self.state);
+        self.note(&mut state, "cuModuleLoadData", None);
+        state.modules.push(std::thread::current().id());
+        1
     }
 
     pub(super) fn gather(&self, args: GatherArgs, stream: Opaque) {
@@ -510,6 +535,7 @@ impl State {
 
     fn queue(&mut self, stream: Opaque, work: Work) {
         if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.held |= self.held_new;
             stream.queue.push_back(work);
         }
     }

@@ -6,11 +6,13 @@
 //! them. Of pages they are blocks, and one list serves all layers, of which each has blocks of threads of its own.
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::context::Gpu;
-use super::driver::Driver;
 use super::error::CudaError;
 use super::sys::Opaque;
+use crate::background::Lane;
 use crate::pages::Pages;
 
 /// A piece of memory, and where it is copied to.
@@ -142,14 +144,40 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// The kernel for `gpu`, whose context is current. One that could not be had is asked for again: the GPU's memory may have been full.
-pub(super) fn kernel(gpu: &Gpu, driver: &Driver) -> Result<Opaque, CudaError> {
-    if let Some(kernel) = gpu.kernel.get() {
-        return Ok(*kernel);
+/// The kernel of a GPU. The driver takes tens of milliseconds to compile it, so that nobody who moves data waits for that.
+#[derive(Debug, Default)]
+pub(super) struct Kernel {
+    made: OnceLock<Opaque>,
+    being_made: AtomicBool,
+}
+
+impl Kernel {
+    /// The kernel for `gpu`, if it is there. If not it is made from now on, on another thread; also one that could not be had before:
+    /// the GPU's memory may have been full.
+    pub(super) fn get(gpu: &Arc<Gpu>) -> Option<Opaque> {
+        let made = gpu.kernel.made.get().copied();
+        if made.is_none() && !gpu.kernel.being_made.swap(true, Ordering::Relaxed) {
+            let gpu = gpu.clone();
+            // Which holds up nothing else that waits.
+            Arc::new(Lane::new()).run(move || {
+                if let Err(error) = Self::make(&gpu) {
+                    tracing::debug!(%error, "pieces are copied one by one");
+                }
+                gpu.kernel.being_made.store(false, Ordering::Relaxed);
+            });
+        }
+        made
     }
-    let kernel = driver.function(TEXT, c"landfall_gather")?;
-    // Of two threads that have made one, both use the first.
-    Ok(*gpu.kernel.get_or_init(|| kernel))
+
+    /// Has the driver compile it, unless it is there, and waits for that.
+    pub(super) fn make(gpu: &Gpu) -> Result<Opaque, CudaError> {
+        if let Some(made) = gpu.kernel.made.get() {
+            return Ok(*made);
+        }
+        let made = gpu.enter()?.driver().function(TEXT, c"landfall_gather")?;
+        // Of two threads that have made one, both use the first.
+        Ok(*gpu.kernel.made.get_or_init(|| made))
+    }
 }
 
 /// Where there is a vector `$index`, loads its entry of the list: `p$n` says whether, and `in$n` where it is in its piece.

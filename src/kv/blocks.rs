@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use super::pool::{KvPool, PoolError};
 use crate::error::MemoryError;
@@ -13,8 +14,8 @@ use crate::memory::{Checksum, Exposed, Region};
 /// not reachable at all until its arrival gives it back. Dropping returns the blocks to the pool.
 pub struct Blocks {
     pool: KvPool,
-    /// `(first block, count)`, in order of position.
-    runs: Vec<(u32, u32)>,
+    /// `(first block, count)`, in order of position. Plans of writes share them.
+    runs: Arc<Vec<(u32, u32)>>,
     /// Position behind the last block of each run.
     ends: Vec<u32>,
     len: u32,
@@ -37,7 +38,7 @@ impl Blocks {
                 len
             })
             .collect();
-        Self { pool, runs, ends, len }
+        Self { pool, runs: Arc::new(runs), ends, len }
     }
 
     /// Number of blocks.
@@ -57,6 +58,10 @@ impl Blocks {
 
     /// Contiguous runs `(first block id, count)`, in order of position.
     pub fn runs(&self) -> &[(u32, u32)] {
+        &self.runs
+    }
+
+    pub(super) fn shared_runs(&self) -> &Arc<Vec<(u32, u32)>> {
         &self.runs
     }
 
@@ -170,14 +175,14 @@ impl Blocks {
         if len >= self.len {
             return;
         }
-        let mut freed = Vec::new();
+        let (mut freed, runs) = (Vec::new(), Arc::make_mut(&mut self.runs));
         while self.len > len {
-            let Some((start, count)) = self.runs.pop() else { break };
+            let Some((start, count)) = runs.pop() else { break };
             self.ends.pop();
             let first = self.len - count;
             let keep = len.saturating_sub(first);
             if keep > 0 {
-                self.runs.push((start, keep));
+                runs.push((start, keep));
                 self.ends.push(len);
             }
             freed.push((start + keep, count - keep));

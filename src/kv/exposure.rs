@@ -18,6 +18,8 @@ pub(super) struct PoolExposure {
     /// Where the pool begins.
     base: u64,
     layout: Layout,
+    /// It is memory of a GPU, which copies beside the program: what was asked about may be copied later.
+    on_gpu: bool,
     written: Open,
     read: Open,
 }
@@ -60,12 +62,15 @@ impl PoolExposure {
     /// Of no block yet. None where no device of the pool asks.
     pub(super) fn of(pool: &KvPool) -> Option<Arc<Self>> {
         let asked = pool.devices().iter().any(|device| !device.pd.device().is_rdma());
-        let base = pool.regions().first()?.addr();
-        asked.then(|| Arc::new(Self::new(base, *pool.layout())))
+        let region = pool.regions().first()?;
+        asked.then(|| {
+            Arc::new(Self { on_gpu: region.is_device(), ..Self::new(region.addr(), *pool.layout()) })
+        })
     }
 
     fn new(base: u64, layout: Layout) -> Self {
-        Self { base, layout, written: Open::new(layout.blocks()), read: Open::new(layout.blocks()) }
+        let open = || Open::new(layout.blocks());
+        Self { base, layout, on_gpu: false, written: open(), read: open() }
     }
 
     /// Exposes blocks of the pool, by their runs.
@@ -117,6 +122,13 @@ impl PoolExposure {
             (at, len) = (next, len - step);
         }
         true
+    }
+}
+
+impl Exposed {
+    /// Of memory of a GPU: when this is dropped, a copy that was asked about before may still be under way.
+    pub(super) fn is_on_gpu(&self) -> bool {
+        self.of.on_gpu
     }
 }
 

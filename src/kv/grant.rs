@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -50,8 +51,10 @@ pub struct Grant {
     connection: u64,
     id: u64,
     kind: GrantKind,
-    runs: Vec<Run>,
-    total: u32,
+    /// First blocks and numbers of blocks. Plans of writes share them.
+    runs: Arc<Vec<(u32, u32)>>,
+    /// The position behind the last block of each run.
+    ends: Arc<Vec<u32>>,
 }
 
 /// Whom a grant is bound to.
@@ -63,14 +66,6 @@ pub(crate) struct Binding {
     pub(crate) bound: u64,
     /// The connection between them.
     pub(crate) connection: u64,
-}
-
-/// `len` blocks from `start` on, at the positions from `before` on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Run {
-    start: u32,
-    len: u32,
-    before: u32,
 }
 
 /// What is not a grant.
@@ -143,20 +138,21 @@ impl Grant {
     /// Grants runs of `(first block, number of blocks)`, in that order.
     pub(crate) fn from_runs(binding: Binding, id: u64, runs: Vec<(u32, u32)>) -> Result<Self, GrantError> {
         let mut total = 0u32;
-        let mut out = Vec::with_capacity(runs.len());
-        for (start, len) in runs {
+        let mut ends = Vec::with_capacity(runs.len());
+        for &(start, len) in &runs {
             // The last block is at most u32::MAX - 1, so that an end is always a u32.
             let next = total.checked_add(len).filter(|_| len != 0 && start.checked_add(len).is_some());
-            let before = std::mem::replace(&mut total, next.ok_or(GrantError::Run { start, len })?);
-            out.push(Run { start, len, before });
+            total = next.ok_or(GrantError::Run { start, len })?;
+            ends.push(total);
         }
-        let mut sorted: Vec<_> = out.iter().map(|r| (r.start, r.start + r.len)).collect();
+        let mut sorted: Vec<_> = runs.iter().map(|&(start, len)| (start, start + len)).collect();
         sorted.sort_unstable();
         if let Some(w) = sorted.windows(2).find(|w| w[1].0 < w[0].1) {
             return Err(GrantError::Twice { block: w[1].0 });
         }
         let Binding { owner, bound, connection } = binding;
-        Ok(Self { owner, bound, connection, id, kind: GrantKind::Write, runs: out, total })
+        let (runs, ends) = (Arc::new(runs), Arc::new(ends));
+        Ok(Self { owner, bound, connection, id, kind: GrantKind::Write, runs, ends })
     }
 
     /// The same for another use, if there is such a use: a grant has at least one layer, and 64 bits number them.
@@ -206,12 +202,12 @@ impl Grant {
 
     /// The number of blocks.
     pub fn len(&self) -> u32 {
-        self.total
+        self.ends.last().copied().unwrap_or(0)
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.total == 0
+        self.len() == 0
     }
 
     /// The block ids in the owner's pool, in order of position.
@@ -221,7 +217,11 @@ impl Grant {
 
     /// The runs of neighbouring blocks, in order: `(first block, number of blocks)`.
     pub fn runs(&self) -> impl ExactSizeIterator<Item = (u32, u32)> + '_ {
-        self.runs.iter().map(|r| (r.start, r.len))
+        self.runs.iter().copied()
+    }
+
+    pub(crate) fn shared_runs(&self) -> &Arc<Vec<(u32, u32)>> {
+        &self.runs
     }
 
     /// The block id at `position`, in the owner's pool; `None` beyond the end.
@@ -231,9 +231,11 @@ impl Grant {
 
     /// The block at `position`, and how many neighbours from it on are granted in sequence.
     pub(crate) fn run_at(&self, position: u32) -> Option<(u32, u32)> {
-        let run = self.runs[..self.runs.partition_point(|r| r.before <= position)].last()?;
-        let into = position - run.before;
-        (into < run.len).then(|| (run.start + into, run.len - into))
+        // `ends` is sorted: the first run that ends behind the position holds it.
+        let run = self.ends.partition_point(|&end| end <= position);
+        let &(start, len) = self.runs.get(run)?;
+        let into = position - (self.ends[run] - len);
+        Some((start + into, len - into))
     }
 
     /// A compact form: a few bytes a run.
@@ -252,10 +254,10 @@ impl Grant {
         }
         put_varint(&mut out, self.runs.len() as u64);
         let mut end = 0u32;
-        for r in &self.runs {
-            put_varint(&mut out, zigzag(i64::from(r.start) - i64::from(end)));
-            put_varint(&mut out, r.len.into());
-            end = r.start + r.len;
+        for (start, len) in self.runs() {
+            put_varint(&mut out, zigzag(i64::from(start) - i64::from(end)));
+            put_varint(&mut out, len.into());
+            end = start + len;
         }
         out
     }
@@ -308,7 +310,7 @@ impl fmt::Debug for Grant {
         f.debug_struct("Grant")
             .field("id", &self.id)
             .field("kind", &self.kind)
-            .field("blocks", &self.total)
+            .field("blocks", &self.len())
             .field("runs", &self.runs.len())
             .finish_non_exhaustive()
     }
@@ -329,8 +331,8 @@ struct Parts {
 
 impl From<Grant> for Parts {
     fn from(g: Grant) -> Self {
-        let Grant { owner, bound, connection, id, kind, .. } = g;
-        Self { owner, bound, connection, id, kind, runs: g.runs().collect() }
+        let Grant { owner, bound, connection, id, kind, runs, .. } = g;
+        Self { owner, bound, connection, id, kind, runs: Arc::unwrap_or_clone(runs) }
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Whatever fails on the way gives back what it had (B4): a claim, queue pairs, a place among the accepted channels.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -41,6 +41,8 @@ use crate::reactor;
 struct Claimed {
     shared: Arc<Shared>,
     peer: u64,
+    /// Where the peer is.
+    from: Option<IpAddr>,
     connection: u64,
     done: bool,
 }
@@ -50,7 +52,7 @@ impl Claimed {
     /// that is coming to its end.
     async fn take(
         shared: &Arc<Shared>,
-        (peer, who): (&Hello, &PeerAuth),
+        (peer, who, from): (&Hello, &PeerAuth, Option<IpAddr>),
         connection: u64,
         dead: &[u64],
         deadline: Deadline,
@@ -62,7 +64,8 @@ impl Claimed {
             Answer::Yes(()) => Some(Ok(())),
         });
         let answer = deadline.run(Stage::Hello, async { Ok(answer.await) }).await?;
-        Ok(answer.map(|()| Self { shared: shared.clone(), peer: peer.epoch, connection, done: false }))
+        let (shared, peer) = (shared.clone(), peer.epoch);
+        Ok(answer.map(|()| Self { shared, peer, from, connection, done: false }))
     }
 }
 
@@ -158,10 +161,11 @@ async fn introduce<S: AsyncRead + AsyncWrite + Unpin>(
         let error = reply.reject(Reject::Unsupported { what: TO_ITSELF.to_owned() }).await;
         return Err(error);
     }
-    let claimed = match Claimed::take(shared, (&peer, &auth), connection, &[], deadline).await? {
-        Ok(claimed) => claimed,
-        Err(reject) => return Err(reply.reject(reject).await),
-    };
+    let claimed =
+        match Claimed::take(shared, (&peer, &auth, deadline.address()), connection, &[], deadline).await? {
+            Ok(claimed) => claimed,
+            Err(reject) => return Err(reply.reject(reject).await),
+        };
     let layout = match setup::peer_layout(&peer) {
         Ok(layout) => layout,
         Err(reject) => return Err(reply.reject(reject).await),
@@ -226,6 +230,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
     chosen: Chosen,
     channels: mpsc::Sender<Accepted>,
 ) -> Answered {
+    let from = Some(incoming.peer().ip());
     let mut offer = incoming.hello(shared.epoch, &shared.config.admission).await?;
     let deadline = offer.deadline();
     let auth = offer.identity().clone();
@@ -243,7 +248,7 @@ pub(super) async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
         channels.reserve_owned().await.map_err(|_| ConnectError::Closed { stage: Stage::Listen })
     });
     let place = place.await?;
-    let claim = Claimed::take(shared, (&peer, &auth), peer.connection_id, &peer.dead, deadline);
+    let claim = Claimed::take(shared, (&peer, &auth, from), peer.connection_id, &peer.dead, deadline);
     let claimed = match offer.prepare(claim).await? {
         Ok(claimed) => claimed,
         Err(reject) => return Err(offer.reject(reject).await),
@@ -388,7 +393,7 @@ async fn establish(
         peer_name: peer.name.clone(),
         peer_auth,
     });
-    shared.peers.live(peer_epoch, connection, &inner);
+    shared.peers.live(peer_epoch, claimed.from, connection, &inner);
     // After that: it may end here.
     driver.look();
     start(shared, &driver, completions)?;

@@ -83,7 +83,7 @@ impl ConnectRate {
 }
 
 /// What counts as one address.
-fn network(ip: IpAddr) -> IpAddr {
+pub(super) fn network(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => IpAddr::V6((ip.to_bits() >> 64 << 64).into()),
         v4 => v4,

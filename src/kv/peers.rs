@@ -7,24 +7,29 @@
 //!
 //! What must outlive a connection, its ledger, is kept here between two connections of the same two epochs (K2). A peer
 //! with which nothing was done leaves nothing (B4). Of the others, those whose connections ended last are kept: a peer that
-//! was restarted never comes back under its old epoch, and does not say so. One that does come back after it was forgotten
-//! finds that what it remembers contradicts us, and the new connection ends with that.
+//! was restarted never comes back under its old epoch, and does not say so. Whoever leaves many gives way to itself first, so
+//! that one who comes under ever new epochs pushes nobody else out. One that does come back after it was forgotten is answered that
+//! what it asks about is not known any more; new numbers are behind all that it may remember.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::Notify;
 
 use super::channel::ChannelInner;
+use super::limits::network;
 use super::lock;
-use super::proto::Ledger;
+use super::proto::{Ledger, Numbers};
 use crate::connect::PeerAuth;
 
 /// Connections that ended here and of which a peer may not know: named in hellos, so that it lets go of them.
 const DEAD_KEPT: usize = 64;
 /// Peers without a connection whose ledgers are kept.
 const IDLE_KEPT: usize = 4096;
+/// Those that one origin may leave before it gives way to itself.
+const OF_ONE: usize = 16;
 
 /// The peers of an endpoint.
 #[derive(Debug)]
@@ -39,6 +44,8 @@ struct State {
     by_epoch: HashMap<u64, Peer>,
     /// Peers whose connection has ended, the longest ago first. They may have another by now.
     ended: VecDeque<u64>,
+    /// Behind all numbers of ledgers that were forgotten.
+    forgotten: Numbers,
     dead: VecDeque<u64>,
 }
 
@@ -49,7 +56,12 @@ struct Peer {
     link: Link,
     /// Who it was when it was connected last. Its epoch is nobody else's.
     identity: Option<PeerAuth>,
+    /// Where it was then.
+    network: Option<IpAddr>,
 }
+
+/// Who may leave so many ledgers: holders of one key are told apart by where they come from.
+type Origin<'p> = (Option<&'p PeerAuth>, Option<IpAddr>);
 
 impl Peer {
     /// No connection uses its ledger, or is about to.
@@ -162,12 +174,13 @@ impl Peers {
         }
     }
 
-    /// The committed connection is a channel now.
-    pub(super) fn live(&self, peer: u64, connection: u64, channel: &Arc<ChannelInner>) {
+    /// The committed connection is a channel now, with a peer at `from`.
+    pub(super) fn live(&self, peer: u64, from: Option<IpAddr>, connection: u64, channel: &Arc<ChannelInner>) {
         let mut state = lock(&self.state);
         let entry = state.peer(self.epoch, peer);
         entry.link = Link::Live { connection, channel: Arc::downgrade(channel) };
         entry.identity = Some(channel.peer_auth.clone());
+        entry.network = from.map(network);
         drop(state);
         self.changed.notify_waiters();
     }
@@ -232,9 +245,10 @@ impl State {
 
     fn peer(&mut self, epoch: u64, peer: u64) -> &mut Peer {
         self.by_epoch.entry(peer).or_insert_with(|| Peer {
-            ledger: Some(Ledger::new(epoch, peer)),
+            ledger: Some(Ledger::from(epoch, peer, self.forgotten)),
             link: Link::None,
             identity: None,
+            network: None,
         })
     }
 
@@ -257,18 +271,39 @@ impl State {
         }
     }
 
-    /// Remembers that the connection with `peer` has ended, and forgets those for which that is longest ago.
+    /// Remembers that the connection with `peer` has ended, and forgets one for which that is long ago, if there are too many.
     fn keep_ended(&mut self, peer: u64) {
         self.ended.retain(|&epoch| epoch != peer);
         if self.by_epoch.contains_key(&peer) {
             self.ended.push_back(peer);
         }
-        if self.ended.len() > IDLE_KEPT
-            && let Some(oldest) = self.ended.pop_front()
-            && self.by_epoch.get(&oldest).is_some_and(Peer::is_idle)
-        {
-            self.by_epoch.remove(&oldest);
+        if self.ended.len() <= IDLE_KEPT {
+            return;
         }
+        let first = self.gives_way(self.origin(peer));
+        let oldest = self.ended.iter().position(|&epoch| self.origin(epoch) == first);
+        let Some(oldest) = oldest.and_then(|oldest| self.ended.remove(oldest)) else { return };
+        if self.by_epoch.get(&oldest).is_some_and(Peer::is_idle)
+            && let Some(ledger) = self.by_epoch.remove(&oldest).and_then(|peer| peer.ledger)
+        {
+            self.forgotten.forget(&ledger);
+        }
+    }
+
+    fn origin(&self, peer: u64) -> Origin<'_> {
+        let peer = self.by_epoch.get(&peer);
+        peer.map(|peer| (peer.identity.as_ref(), peer.network)).unwrap_or_default()
+    }
+
+    /// Whose oldest is forgotten for one more of `newcomer`: its own, or, where it has few, that of whoever has most.
+    fn gives_way<'p>(&'p self, newcomer: Origin<'p>) -> Origin<'p> {
+        let mut counts: HashMap<Origin<'_>, usize> = HashMap::new();
+        for &epoch in &self.ended {
+            *counts.entry(self.origin(epoch)).or_default() += 1;
+        }
+        let own = counts.get(&newcomer).copied().unwrap_or_default();
+        let most = counts.into_iter().max_by_key(|&(_, count)| count);
+        most.filter(|_| own <= OF_ONE).map_or(newcomer, |(origin, _)| origin)
     }
 }
 
@@ -407,5 +442,55 @@ mod tests {
         let state = lock(&peers.state);
         assert_eq!((state.by_epoch.len(), state.ended.len()), (IDLE_KEPT, IDLE_KEPT));
         assert!(state.by_epoch.contains_key(&1) && state.by_epoch.contains_key(&lives));
+    }
+
+    /// Of one that was connected as `who` from `from`.
+    fn leave(peers: &Peers, epoch: u64, who: &PeerAuth, from: &str) {
+        assert_eq!(peers.claim(epoch, who, epoch, &[]), Answer::Yes(()));
+        let Answer::Yes(mut ledger) = peers.commit(epoch, who, epoch) else { panic!("no ledger") };
+        let mut state = lock(&peers.state);
+        let peer = state.peer(peers.epoch, epoch);
+        (peer.identity, peer.network) = (Some(who.clone()), Some(network(from.parse().unwrap())));
+        drop(state);
+        ledger.mark_used();
+        peers.ended(epoch, epoch, ledger);
+    }
+
+    #[test]
+    fn k2_whoever_comes_under_ever_new_epochs_pushes_out_itself() {
+        let key = |id: &str| PeerAuth::Key(id.to_owned());
+        let peers = Peers::new(u64::MAX);
+        let knows = |epochs: std::ops::Range<u64>| {
+            let state = lock(&peers.state);
+            epochs.filter(|epoch| state.by_epoch.contains_key(epoch)).count()
+        };
+        // Honest ones: three of a host, and many hosts.
+        (0..300).for_each(|n| leave(&peers, n, &key("all"), &format!("10.0.0.{}", n / 3)));
+        // One that holds the same key, by another key of its own, and from a network with many addresses.
+        let many = 1000..1000 + IDLE_KEPT as u64;
+        many.clone().for_each(|n| leave(&peers, n, &key("all"), &format!("fd00::{n:x}")));
+        assert_eq!((knows(0..300), knows(many)), (300, IDLE_KEPT - 300));
+        let other = 20_000..20_200;
+        other.clone().for_each(|n| leave(&peers, n, &key("other"), "10.0.0.1"));
+        assert_eq!((knows(0..300), knows(other)), (300, OF_ONE));
+        // Who comes for the first time finds a place.
+        leave(&peers, 50_000, &key("all"), "10.0.1.1");
+        assert_eq!((knows(0..300), knows(50_000..50_001)), (300, 1));
+    }
+
+    #[test]
+    fn k2_numbers_after_a_ledger_was_forgotten_are_behind_those_of_it() {
+        let peers = Peers::new(u64::MAX);
+        for epoch in 0..=IDLE_KEPT as u64 {
+            leave(&peers, epoch, &ANYBODY, "10.0.0.1");
+        }
+        assert_eq!(peers.claim(0, &ANYBODY, 0xa, &[]), Answer::Yes(()));
+        let Answer::Yes(ledger) = peers.commit(0, &ANYBODY, 0xa) else { panic!("no ledger") };
+        let mut used = Numbers::default();
+        used.forget(&ledger);
+        assert_ne!(used, Numbers::default(), "it begins where the forgotten one has ended");
+        peers.ended(0, 0xa, ledger);
+        // Nothing was done: that leaves nothing, wherever it has begun.
+        assert!(!lock(&peers.state).by_epoch.contains_key(&0));
     }
 }

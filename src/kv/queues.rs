@@ -197,8 +197,8 @@ impl Queue {
 
     /// Counts on from what `before`, in whose place it comes, has carried.
     pub(crate) fn carry_on(&mut self, before: &Self) {
-        let QpReport { bytes_written, writes, controls, received, .. } = before.report;
-        self.report = QpReport { bytes_written, writes, controls, received, ..self.report };
+        let QpReport { transport, qp_num, peer_qp_num, .. } = self.report;
+        self.report = QpReport { transport, qp_num, peer_qp_num, ..before.report };
         self.gpu = before.gpu_traffic();
     }
 
@@ -426,5 +426,34 @@ impl Sink for Outbox<'_> {
             inline: bytes.len() <= queue.max_inline,
             pages: None,
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k9_a_rail_that_comes_back_counts_on_from_all_that_it_had_carried() {
+        let (mut before, mut queue) = (Queue::absent(), Queue::absent());
+        (before.report.bytes_written, before.report.writes) = (1, 2);
+        (before.report.bytes_read, before.report.reads) = (3, 4);
+        (before.report.controls, before.report.received) = (5, 6);
+        before.report.qp_num = 7;
+        (queue.report.qp_num, queue.report.peer_qp_num) = (8, 9);
+        queue.carry_on(&before);
+        let QpReport {
+            qp_num,
+            peer_qp_num,
+            bytes_written,
+            writes,
+            bytes_read,
+            reads,
+            controls,
+            received,
+            ..
+        } = queue.report;
+        assert_eq!([bytes_written, writes, bytes_read, reads, controls, received], [1, 2, 3, 4, 5, 6]);
+        assert_eq!((qp_num, peer_qp_num), (8, 9), "it is another queue pair");
     }
 }

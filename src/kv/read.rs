@@ -73,7 +73,10 @@ impl ReadRequest {
     }
 
     /// The time that the read may take in all, from the call on: by default [`KvConfig::deadline`](super::KvConfig::deadline).
-    /// At its end the read is given up, and its blocks come back.
+    /// At its end the read is given up, and its blocks come back: by READs when those in flight have completed, within
+    /// [`KvConfig::abort_grace`](super::KvConfig::abort_grace); by [`ReadStrategy::RemoteWrite`] when the owner has said that it does
+    /// not write to them any more, which may take `abort_grace` and four times
+    /// [`KvConfig::peer_timeout`](super::KvConfig::peer_timeout) before the channel is given up for it.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = Some(deadline);
         self

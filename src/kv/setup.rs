@@ -344,7 +344,10 @@ pub(super) fn protocol(
             },
             ordered: agreed.ordered,
             opening,
-            tx_credits: proto::Credits { data: peer.credits.data, control: peer.credits.control },
+            tx_credits: proto::Credits {
+                data: peer.credits.data,
+                control: peer.credits.control.min(proto::MAX_CONTROL_CREDITS),
+            },
             rx_credits: proto::Credits { data: config.data_credits, control: config.control_credits },
             max_write: config
                 .max_write_of(shared.pool.is_device_memory())

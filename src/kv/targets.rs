@@ -87,6 +87,10 @@ fn blocks(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Plan
                     limit: grant.len().into(),
                 });
             }
+            let several = source.runs().len() > 1;
+            if several && builder.push_alike(source.shared_runs(), grant.shared_runs()).map_err(refused)? {
+                return Ok(builder);
+            }
             let push = |src, dst, count| builder.push(src, dst, count);
             whole(source.runs().iter().copied(), grant.runs(), push).map_err(refused)?;
         }

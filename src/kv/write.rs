@@ -15,6 +15,7 @@ use super::mapping::{Mapping, MappingError};
 use super::proto::{Reason, TransferId};
 use super::shape::Shape;
 use super::spans::{Mapped, Stretch, TokenSpan};
+use super::targets;
 use super::waiting::Place;
 use crate::cuda::{CudaError, Event};
 
@@ -268,10 +269,13 @@ enum State {
         since: Instant,
         look: Option<Pin<Box<Sleep>>>,
     },
+    /// Waits for its turn, outside of the channel.
     Queued {
         driver: Arc<KvDriver>,
-        request: Option<Box<WriteRequest>>,
+        waiting: Option<Box<Planned>>,
         place: Place,
+        /// Its deadline, from the first time on that it has waited.
+        sleep: Option<Pin<Box<Sleep>>>,
     },
     Running {
         driver: Arc<KvDriver>,
@@ -291,11 +295,20 @@ impl std::fmt::Debug for Write {
     }
 }
 
+/// A write that has been checked and planned, and can be started.
+pub(crate) struct Planned {
+    pub(crate) request: Box<WriteRequest>,
+    pub(crate) plan: targets::Planned,
+    /// When it was asked for, and until when it may take.
+    pub(crate) since: Instant,
+    pub(crate) deadline: Instant,
+}
+
 /// What became of an attempt to start a write.
 pub(crate) enum Started {
     Running(TransferId),
-    /// Every transfer slot is taken: ask again when one is free.
-    Full(Box<WriteRequest>),
+    /// Too many transfers are unresolved: try again when there is room.
+    Full(Box<Planned>),
     Refused(WriteError, Arc<Blocks>),
 }
 
@@ -305,14 +318,20 @@ impl Write {
             let (driver, request) = (driver.clone(), Some(Box::new(request)));
             return Self { state: State::Held { driver, request, event, since: Instant::now(), look: None } };
         }
-        Self::begin(driver, Box::new(request))
+        Self::begin(driver, Box::new(request), Instant::now())
     }
 
-    fn begin(driver: &Arc<KvDriver>, request: Box<WriteRequest>) -> Self {
-        let state = match driver.start_write(request, None) {
+    /// Starts a write that was asked for at `since`.
+    fn begin(driver: &Arc<KvDriver>, request: Box<WriteRequest>, since: Instant) -> Self {
+        let started = match driver.plan_write(request, since) {
+            Ok(planned) => driver.start_write(planned, None),
+            Err((error, source)) => Started::Refused(error, source),
+        };
+        let state = match started {
             Started::Running(id) => State::Running { driver: driver.clone(), id },
-            Started::Full(request) => {
-                State::Queued { driver: driver.clone(), request: Some(request), place: Place::default() }
+            Started::Full(waiting) => {
+                let (driver, waiting, place) = (driver.clone(), Some(waiting), Place::default());
+                State::Queued { driver, waiting, place, sleep: None }
             }
             Started::Refused(error, source) => State::Ended(Some((error, source))),
         };
@@ -336,9 +355,9 @@ impl Write {
     pub fn detach(mut self) {
         match std::mem::replace(&mut self.state, State::Ended(None)) {
             State::Running { driver, id } => driver.detach(id),
-            State::Queued { driver, request, mut place } => {
+            State::Queued { driver, waiting, mut place, sleep } => {
                 driver.leave(&mut place);
-                let write = Self { state: State::Queued { driver: driver.clone(), request, place } };
+                let write = Self { state: State::Queued { driver: driver.clone(), waiting, place, sleep } };
                 driver.spawn(async move {
                     let _ = write.await;
                 });
@@ -359,13 +378,14 @@ impl Write {
         let State::Held { driver, request, event, since, look } = &mut self.state else {
             return Poll::Ready(());
         };
+        let since = *since;
         let come = loop {
             if let Some(sleep) = look {
                 std::task::ready!(sleep.as_mut().poll(cx));
             }
             let (waited, deadline) = (since.elapsed(), driver.deadline_of(request.as_deref()));
             match event.is_done() {
-                Ok(true) => break Ok(deadline.saturating_sub(waited)),
+                Ok(true) => break Ok(()),
                 Err(error) => break Err(WriteError::Event(error)),
                 Ok(false) if waited >= deadline => break Err(WriteError::NotDelivered(Reason::Deadline)),
                 Ok(false) => {
@@ -375,15 +395,35 @@ impl Write {
                 }
             }
         };
-        let Some(mut request) = request.take() else { return Poll::Ready(()) };
+        let Some(request) = request.take() else { return Poll::Ready(()) };
         let driver = driver.clone();
         self.state = match come {
-            Ok(left) => {
-                request.deadline = Some(left);
-                std::mem::replace(&mut Self::begin(&driver, request).state, State::Ended(None))
-            }
+            Ok(()) => std::mem::replace(&mut Self::begin(&driver, request, since).state, State::Ended(None)),
             Err(error) => State::Ended(Some((error, request.source))),
         };
+        Poll::Ready(())
+    }
+
+    /// Starts a write that waits for its turn, if there is room; ends it at its deadline, if there was none.
+    fn poll_queued(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let State::Queued { driver, waiting, place, sleep } = &mut self.state else {
+            return Poll::Ready(());
+        };
+        let Some(planned) = waiting.take() else { return Poll::Ready(()) };
+        let next = match driver.start_write(*planned, Some((cx.waker(), place))) {
+            Started::Running(id) => State::Running { driver: driver.clone(), id },
+            Started::Refused(error, source) => State::Ended(Some((error, source))),
+            Started::Full(back) => {
+                let sleep = sleep.get_or_insert_with(|| Box::pin(driver.sleep_until(back.deadline)));
+                if sleep.as_mut().poll(cx).is_pending() {
+                    *waiting = Some(back);
+                    return Poll::Pending;
+                }
+                State::Ended(Some((WriteError::NotDelivered(Reason::Deadline), back.request.source)))
+            }
+        };
+        driver.leave(place);
+        self.state = next;
         Poll::Ready(())
     }
 }
@@ -399,20 +439,7 @@ impl Future for Write {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         std::task::ready!(this.poll_held(cx));
-        if let State::Queued { driver, request, place } = &mut this.state
-            && let Some(waiting) = request.take()
-        {
-            let next = match driver.start_write(waiting, Some((cx.waker(), place))) {
-                Started::Full(back) => {
-                    *request = Some(back);
-                    return Poll::Pending;
-                }
-                Started::Running(id) => State::Running { driver: driver.clone(), id },
-                Started::Refused(error, source) => State::Ended(Some((error, source))),
-            };
-            driver.leave(place);
-            this.state = next;
-        }
+        std::task::ready!(this.poll_queued(cx));
         match &mut this.state {
             State::Ended(end) => match end.take() {
                 Some((error, source)) => Poll::Ready((Err(error), source)),

@@ -694,6 +694,15 @@ impl Qp {
         }
     }
 
+    /// Whether all that is being copied for the peer, beside the program, is exposed to it still. What is copied from here on is.
+    pub(crate) fn keeps_to_exposure(&self) -> bool {
+        match self {
+            Self::Soft(q) => q.keeps_to_exposure(),
+            #[cfg(feature = "verbs")]
+            Self::Verbs(_) => true,
+        }
+    }
+
     pub(crate) fn qp_num(&self) -> u32 {
         match self {
             Self::Soft(q) => q.qp_num(),

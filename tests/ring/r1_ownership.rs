@@ -1,8 +1,11 @@
 //! R1 and R2: buffers stay with their operations; every operation ends once. R3: no completion is forgotten.
 
 use std::collections::HashSet;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 
 use landfall::memory::{AnySlice, Memory};
 use landfall::ring::{Op, Opcode};
@@ -15,6 +18,7 @@ on_every_profile!(
     r1_dropped_and_forgotten_futures_disturb_nobody,
     r1_r2_send_recv_read_write_give_back_the_same_buffers,
     r2_r3_a_full_batch_behind_one_doorbell_gives_every_completion_once,
+    r2_a_waker_and_an_owner_that_panic_end_no_driver,
 );
 
 struct Owner {
@@ -36,11 +40,16 @@ impl Drop for Owner {
 }
 
 fn owned_memory(len: usize) -> (Memory, Arc<AtomicBool>) {
+    owned_memory_with(len, ())
+}
+
+/// `more` is dropped after the bytes.
+fn owned_memory_with(len: usize, more: impl Send + Sync + 'static) -> (Memory, Arc<AtomicBool>) {
     let gone = Arc::new(AtomicBool::new(false));
     let bytes = Box::into_raw(vec![3u8; len].into_boxed_slice());
     let owner = Owner { gone: gone.clone(), bytes };
     // SAFETY: the bytes live until `owner` is dropped, and only the region uses them.
-    (unsafe { Memory::from_raw(bytes.cast(), len as u64, Box::new(owner)) }, gone)
+    (unsafe { Memory::from_raw(bytes.cast(), len as u64, Box::new((owner, more))) }, gone)
 }
 
 async fn r1_memory_of_a_dropped_future_lives_until_the_device_is_done(on: On) {
@@ -64,6 +73,38 @@ async fn r1_memory_of_a_dropped_future_lives_until_the_device_is_done(on: On) {
     let mut bytes = [0; 4096];
     target.slice(..).unwrap().copy_out(0, &mut bytes).unwrap();
     assert_eq!(bytes, [3; 4096]);
+}
+
+/// What the user's code does when it is told of an end is its own affair, and not that of the other operations.
+async fn r2_a_waker_and_an_owner_that_panic_end_no_driver(on: On) {
+    struct WhenWoken;
+    impl Wake for WhenWoken {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker that panics");
+        }
+    }
+    struct WhenDropped;
+    impl Drop for WhenDropped {
+        fn drop(&mut self) {
+            panic!("an owner that panics");
+        }
+    }
+    let Pair { a, b } = Pair::new(on, 16).await;
+    let mut waited_for = pin!(a.qp.recv(()));
+    let waker = Waker::from(Arc::new(WhenWoken));
+    assert!(waited_for.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let (memory, gone) = owned_memory_with(4096, WhenDropped);
+    drop(a.qp.recv(a.pd.register_local(memory).await.unwrap().into_slice()));
+    let other = a.qp.recv(());
+    for _ in 0..3 {
+        b.qp.send(()).await.0.unwrap();
+    }
+    other.await.0.unwrap();
+    waited_for.await.0.unwrap();
+    until(|| gone.load(Ordering::SeqCst)).await;
+    let (sent, received) = (a.qp.send(()), b.qp.recv(()));
+    received.await.0.unwrap();
+    sent.await.0.unwrap();
 }
 
 async fn r1_dropped_and_forgotten_futures_disturb_nobody(on: On) {

@@ -71,7 +71,7 @@ impl Admission {
 }
 
 /// How the peer of a channel was admitted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum PeerAuth {
     /// It was not asked: its name and epoch are what it says they are.

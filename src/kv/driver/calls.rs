@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use tokio::time::Sleep;
+
 use super::closed::{ChannelClosed, MessageError, ended_unknown};
 use super::{Granted, KvDriver};
 use crate::clock::later;
@@ -18,31 +20,48 @@ use crate::kv::parts::Held;
 use crate::kv::proto::{Cause, MessageRefused, Resolution, TransferId};
 use crate::kv::targets;
 use crate::kv::waiting::{Place, Wait};
-use crate::kv::write::{Landed, Started, WriteError, WriteRequest};
+use crate::kv::write::{Landed, Planned, Started, WriteError, WriteRequest};
 
 impl KvDriver {
-    /// Starts a write. `waiter` is told when there is room, if there is none.
-    pub(in crate::kv) fn start_write(
+    /// Checks and plans a write that was asked for at `since`.
+    pub(in crate::kv) fn plan_write(
         &self,
         request: Box<WriteRequest>,
-        waiter: Option<(&Waker, &mut Place)>,
-    ) -> Started {
-        let started = Instant::now();
+        since: Instant,
+    ) -> Result<Planned, (WriteError, Arc<Blocks>)> {
         // Long lists take milliseconds: planned without the lock, so that the channel goes on meanwhile (R9).
         let checked = self
             .check(&request, GrantKind::Write)
             .and_then(|()| targets::plan(&request, false, &self.pool, &self.peer));
+        match checked {
+            Ok(plan) => {
+                let deadline = later(since, self.deadline_of(Some(&request)));
+                Ok(Planned { request, plan, since, deadline })
+            }
+            Err(error) => {
+                self.locked(|inner, _| inner.stats.refused += 1);
+                Err((error, request.source))
+            }
+        }
+    }
+
+    /// Starts a write. `waiter` is told when there is room, if there is none.
+    pub(in crate::kv) fn start_write(
+        &self,
+        planned: Planned,
+        waiter: Option<(&Waker, &mut Place)>,
+    ) -> Started {
         self.locked(|inner, after| {
-            let started = match checked {
-                Ok(plan) => {
-                    let deadline = later(started, request.deadline.unwrap_or(self.config.deadline));
-                    inner.start_write(request, plan, deadline, waiter, started, after)
-                }
-                Err(error) => Started::Refused(error, request.source),
-            };
+            let started = inner.start_write(planned, waiter, after);
             inner.stats.refused += u64::from(matches!(started, Started::Refused(..)));
             started
         })
+    }
+
+    /// A timer of the channel's runtime, whoever polls it.
+    pub(in crate::kv) fn sleep_until(&self, at: Instant) -> Sleep {
+        let _runtime = self.runtime.enter();
+        tokio::time::sleep_until(at.into())
     }
 
     /// How long a write may take.
@@ -132,7 +151,7 @@ impl KvDriver {
                     let grant = self.grant_of(id, &blocks);
                     let exposed = self.expose(&blocks, To::Write).map(Arc::new);
                     let blocks = Held::Whole(blocks);
-                    inner.grants.insert(id, Granted { blocks, _exposed: exposed, bytes, aborted: false });
+                    inner.grants.insert(id, Granted { blocks, exposed, bytes, aborted: false });
                     Ok(grant)
                 }
                 (_, closed) => Err((closed.unwrap_or_else(ended_unknown).into(), blocks)),

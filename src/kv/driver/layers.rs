@@ -49,8 +49,8 @@ impl KvDriver {
             let exposed = self.expose(blocks, To::Write).map(Arc::new);
             for (layer, id) in (0..count).zip(numbers.clone()) {
                 let part = Held::Part(parts.part(blocks, index, layer, numbers.clone()));
-                let _exposed = exposed.clone();
-                inner.grants.insert(id, Granted { blocks: part, _exposed, bytes, aborted: false });
+                let exposed = exposed.clone();
+                inner.grants.insert(id, Granted { blocks: part, exposed, bytes, aborted: false });
             }
             Ok(self
                 .grant_of(first, blocks)

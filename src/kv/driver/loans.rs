@@ -91,7 +91,7 @@ impl KvDriver {
             let closed = inner.closed();
             match (&mut inner.conn, closed) {
                 (Some(conn), None) => {
-                    let id = conn.issue_read_grant();
+                    let id = conn.issue_read_grant(self.peer.layout.required_bytes());
                     let grant = self.grant_of(id, &blocks).of_kind(GrantKind::Read);
                     let grant = grant.expect("every grant can be one to read");
                     let _exposed = self.expose(&blocks, To::Read);
@@ -189,7 +189,7 @@ impl Inner {
         let Some(lent) = self.loans.open.remove(&grant) else { return };
         if result.is_ok() {
             self.stats.served += 1;
-            self.stats.served_bytes += bytes;
+            self.stats.served_bytes = self.stats.served_bytes.saturating_add(bytes);
         } else {
             self.stats.not_served += 1;
         }

@@ -14,11 +14,14 @@
 //! ```
 
 mod after;
+mod backlog;
 mod calls;
 mod closed;
 mod comeback;
 mod direct;
 mod events;
+#[cfg(test)]
+mod full;
 mod layers;
 mod loans;
 #[cfg(feature = "metrics")]
@@ -26,6 +29,8 @@ mod meter;
 #[cfg(not(feature = "metrics"))]
 #[path = "no_meter.rs"]
 mod meter;
+#[cfg(all(test, feature = "cuda"))]
+mod outstay_tests;
 mod parts;
 mod progress;
 mod rail;
@@ -73,6 +78,7 @@ pub use closed::{ChannelClosed, MessageError};
 pub(crate) use parts::{Parts, RailHalf, RailParts};
 
 use after::After;
+use backlog::Backlog;
 use loans::Loans;
 use meter::Meter;
 use reads::Reads;
@@ -84,6 +90,8 @@ const POLLS: usize = 8;
 /// How long a slice may go on before it yields all the same: one poll of a transport in software moves as much as a megabyte, and
 /// every other channel of the runtime waits meanwhile.
 const SLICE: Duration = Duration::from_micros(200);
+/// WRITEs of pages that a turn makes and posts, one after the other: each takes some ten microseconds.
+const TABLES: usize = 8;
 /// How long flushed work requests may take to come back after the queue pairs were put in the error state. Drivers
 /// flush at once; a queue pair that has not by then is destroyed all the same, which frees its buffers too.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
@@ -120,6 +128,8 @@ struct Inner {
     queues: Vec<Queue>,
     rails: Vec<Rail>,
     cqes: Box<[Cqe; BATCH]>,
+    /// What had come and may not have been taken.
+    backlog: Backlog,
     /// Work requests that have failed, by rail: dealt with after what had come in before, on whichever rail.
     failed: Vec<(usize, Cqe)>,
     /// Tokens of work requests that could not be posted. Kept for its memory.
@@ -175,7 +185,7 @@ enum State {
 struct Granted {
     blocks: Held,
     /// Where the device asks. One for all layers: they are exposed until the last of them has ended.
-    _exposed: Option<Arc<Exposed>>,
+    exposed: Option<Arc<Exposed>>,
     /// Of the layers that it is for.
     bytes: u64,
     /// Their arrival has ended; they are in quarantine.
@@ -332,8 +342,8 @@ impl KvDriver {
         let inner = lock(&self.inner);
         let mut carried = Carried {
             // What the peer has read has left here, and what we have read has come, by whichever way.
-            landed: inner.stats.landed_bytes + inner.stats.served_bytes,
-            arrived: inner.stats.arrived_bytes + inner.stats.read_bytes,
+            landed: inner.stats.landed_bytes.saturating_add(inner.stats.served_bytes),
+            arrived: inner.stats.arrived_bytes.saturating_add(inner.stats.read_bytes),
             ..Carried::default()
         };
         for report in inner.queues.iter().map(Queue::report) {

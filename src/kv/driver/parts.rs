@@ -95,6 +95,7 @@ impl KvDriver {
                     queues,
                     rails,
                     cqes: Box::new([Cqe::default(); BATCH]),
+                    backlog: Default::default(),
                     failed: Vec::new(),
                     unposted: Vec::new(),
                     strict: parts.config.strict_rails,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::closed::ChannelClosed;
 use super::rail::{Phase, Rail};
 use super::rails::Job;
-use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, SLICE, State};
+use super::{After, BATCH, DRAIN_LIMIT, Inner, POLLS, SLICE, State, TABLES};
 use crate::kv::arrival::ArrivalError;
 use crate::kv::parts::Held;
 use crate::kv::proto::{AbortReason, Cause, Connection, Received, Transmitted};
@@ -118,12 +118,12 @@ impl Inner {
             Some(rail) => self.take(rail, now, after),
             None => self.take_all(now, after),
         };
-        let mut full = taken == BATCH;
+        let mut full = self.backlog.may_be_left(taken, BATCH, self.cq_depth());
         // What came in on another rail comes before what has failed here, and before a time-out: it may say why, or that all is well.
         if self.rails.len() > 1 && (!self.failed.is_empty() || self.is_timeout_due(now)) {
             for _ in 0..POLLS {
                 let more = self.take_all(now, after);
-                (taken, full) = (taken.max(more), more == BATCH);
+                (taken, full) = (taken.max(more), self.backlog.may_be_left(more, BATCH, self.cq_depth()));
                 if !full {
                     break;
                 }
@@ -148,6 +148,13 @@ impl Inner {
             self.wake(Wait::Room, after);
         }
         taken > 0 || more
+    }
+
+    /// Completions that the queues of all rails hold.
+    fn cq_depth(&self) -> usize {
+        let of_rail =
+            |rail: &Rail| (rail.config.send_depth + rail.config.recv_depth()) as usize * rail.qps.len();
+        self.rails.iter().map(of_rail).sum()
     }
 
     fn is_timeout_due(&self, now: Instant) -> bool {
@@ -279,10 +286,16 @@ impl Inner {
                 }
             }
             if let Some(conn) = &mut self.conn {
-                more = conn.poll_transmit(now, &mut Outbox(&mut self.queues)) == Transmitted::More;
-                for (qp, queue) in self.queues.iter_mut().enumerate() {
-                    if let Err(error) = queue.flush(|token| self.unposted.push(token)) {
-                        failure.get_or_insert_with(|| (qp, format!("posting: {}", error.source)));
+                for _ in 0..TABLES {
+                    let transmitted = conn.poll_transmit(now, &mut Outbox(&mut self.queues));
+                    for (qp, queue) in self.queues.iter_mut().enumerate() {
+                        if let Err(error) = queue.flush(|token| self.unposted.push(token)) {
+                            failure.get_or_insert_with(|| (qp, format!("posting: {}", error.source)));
+                        }
+                    }
+                    more = transmitted != Transmitted::Idle;
+                    if transmitted != Transmitted::Again || failure.is_some() {
+                        break;
                     }
                 }
             }
@@ -421,7 +434,7 @@ impl Inner {
             let mut ledger = conn.into_ledger();
             // Their blocks go back to the pool now, so nobody may write to them under these grants any more. The sender
             // refuses them by their connection.
-            ledger.burn_grants();
+            ledger.end_connection();
             ledger
         });
         // Who waits is told when these, and the ledger, are back: `returned`.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tracing::Span;
 use tracing::field::debug;
 
+use super::events::OUTSTAYED;
 use super::spans::{micros, read_span};
 use super::{After, Inner, KvDriver, State};
 use crate::clock::later;
@@ -259,10 +260,14 @@ impl Inner {
     }
 
     /// No device writes to its blocks any more.
-    pub(super) fn read_released(&mut self, id: ReadId, after: &mut After) {
+    pub(super) fn read_released(&mut self, id: ReadId, now: Instant, after: &mut After) {
         if let Some(entry) = self.reads.running.get_mut(&id) {
             entry.released = true;
-            entry.exposed = None;
+            let exposed = entry.exposed.take();
+            if self.outstays(exposed) {
+                // Which waits for the copies.
+                self.fail(OUTSTAYED, "", now, after);
+            }
         }
         self.read_event(id, after);
     }

@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use super::{After, Inner, State, WriteEntry};
 use crate::kv::blocks::Blocks;
 use crate::kv::proto::{Cause, GrantRef, Outcome, Reason, Refused, TransferId, WriteRequest as ProtoWrite};
-use crate::kv::targets::Planned;
 use crate::kv::waiting::{Place, Wait};
-use crate::kv::write::{Landed, Started, WriteError, WriteRequest};
+use crate::kv::write::{Landed, Planned, Started, WriteError};
 
 impl Inner {
     pub(super) fn write_event(&mut self, id: TransferId, after: &mut After) {
@@ -31,17 +30,21 @@ impl Inner {
 
     pub(super) fn start_write(
         &mut self,
-        request: Box<WriteRequest>,
-        plan: Planned,
-        deadline: Instant,
+        planned: Planned,
         waiter: Option<(&Waker, &mut Place)>,
-        started: Instant,
         after: &mut After,
     ) -> Started {
-        let refuse = |error, request: Box<WriteRequest>| Started::Refused(error, request.source);
         let Some(conn) = &mut self.conn else {
-            return refuse(WriteError::Closed { reason: self.closed_reason() }, request);
+            let closed = WriteError::Closed { reason: self.closed_reason() };
+            return Started::Refused(closed, planned.request.source);
         };
+        if conn.is_full() {
+            if let Some((waker, place)) = waiter {
+                self.enlist(Wait::Room, place, Some(waker), after);
+            }
+            return Started::Full(Box::new(planned));
+        }
+        let Planned { request, plan, since, deadline } = planned;
         let grant = GrantRef {
             id: request.grant.id(),
             owner_epoch: request.grant.owner_epoch(),
@@ -53,7 +56,7 @@ impl Inner {
         let now = Instant::now();
         match conn.write(write, now) {
             Ok(id) => {
-                let mut entry = WriteEntry::new(request.source, started, plan.took, bytes, descriptors);
+                let mut entry = WriteEntry::new(request.source, since, plan.took, bytes, descriptors);
                 entry.waker = waiter.map(|(waker, _)| waker.clone());
                 entry.begin_span(id, request.tag);
                 self.writes.insert(id, entry);
@@ -62,13 +65,7 @@ impl Inner {
                 }
                 Started::Running(id)
             }
-            Err(Refused::Full { .. }) => {
-                if let Some((waker, place)) = waiter {
-                    self.enlist(Wait::Room, place, Some(waker), after);
-                }
-                Started::Full(request)
-            }
-            Err(refused) => refuse(self.refusal(refused), request),
+            Err(refused) => Started::Refused(self.refusal(refused), request.source),
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A record with an unknown tag is skipped, and so are bytes at the end of a known body, so that a newer peer can say more.
 
-use super::event::{ReadRefusal, SenderReason};
+use super::event::{ReadRefusal, Resolution, SenderReason};
 use super::record::{Counts, Record, Slot};
 use crate::wire::{Malformed, Reader, Writer};
 
@@ -113,8 +113,8 @@ impl Record<'_> {
             Self::Query { transfer, grant } => w.field(tag::QUERY, |w| {
                 w.u64(transfer).u64(grant);
             }),
-            Self::Answer { transfer, landed } => w.field(tag::ANSWER, |w| {
-                w.u64(transfer).u8(u8::from(landed));
+            Self::Answer { transfer, resolution } => w.field(tag::ANSWER, |w| {
+                w.u64(transfer).u8(resolution.code());
             }),
             Self::Revoke { grant } => w.field(tag::REVOKE, |w| {
                 w.u64(grant);
@@ -191,7 +191,7 @@ impl<'a> Record<'a> {
             }
             tag::ABORT_ACK => Record::AbortAck { transfer: r.u64()? },
             tag::QUERY => Record::Query { transfer: r.u64()?, grant: r.u64()? },
-            tag::ANSWER => Record::Answer { transfer: r.u64()?, landed: flag(r)? },
+            tag::ANSWER => Record::Answer { transfer: r.u64()?, resolution: Resolution::from_code(r.u8()?) },
             tag::REVOKE => Record::Revoke { grant: r.u64()? },
             tag::REVOKED => Record::Revoked { grant: r.u64()? },
             tag::FRAGMENT => {
@@ -257,6 +257,25 @@ impl SenderReason {
     }
 }
 
+impl Resolution {
+    fn code(self) -> u8 {
+        match self {
+            Self::NotDelivered => 0,
+            Self::Landed => 1,
+            Self::Unknown => 2,
+        }
+    }
+
+    /// A code that a newer peer has added says nothing that we know.
+    fn from_code(code: u8) -> Self {
+        match code {
+            0 => Self::NotDelivered,
+            1 => Self::Landed,
+            _ => Self::Unknown,
+        }
+    }
+}
+
 fn flag(r: &mut Reader<'_>) -> Result<bool, Malformed> {
     match r.u8()? {
         0 => Ok(false),
@@ -292,7 +311,7 @@ pub(super) mod tests {
             },
             Record::AbortAck { transfer },
             Record::Query { transfer, grant },
-            Record::Answer { transfer, landed: false },
+            Record::Answer { transfer, resolution: Resolution::Unknown },
             Record::Revoke { grant },
             Record::Revoked { grant },
             Record::Fragment { message: 1, total: 10, offset: 3, bytes: b"hello" },

@@ -35,6 +35,9 @@ pub(crate) struct Credits {
     pub(crate) control: u32,
 }
 
+/// Control credits of a queue pair that are used, however many the peer says that it has: where there are several rails, each
+/// message is kept until it is known to have come.
+pub(crate) const MAX_CONTROL_CREDITS: u32 = 512;
 /// Least `max_control`.
 pub(crate) const MIN_CONTROL: usize = 256;
 /// Most queue pairs: participation is a 64-bit mask.

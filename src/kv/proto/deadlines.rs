@@ -1,4 +1,5 @@
-//! What is overdue (K5): silent queue pairs, transfers and reads past their deadlines, aborts that do not come to rest, fences.
+//! What is overdue (K5): silent queue pairs, transfers and reads past their deadlines, aborts that do not come to rest, fences, and
+//! last words of the peer.
 //!
 //! A rail goes down alone for what is stuck on it (K10). The connection ends with its last rail, with a fence that does not come, and
 //! with a peer that lives and does not say what it owes.
@@ -13,9 +14,10 @@ use super::config::Config;
 use super::event::{Cause, SenderReason};
 use super::link::Link;
 use super::liveness::Tick;
-use super::reader::{By, Reader, patience};
+use super::reader::{By, Reader};
 use super::sender::Sender;
 use super::transfer::Aborting;
+use super::word::{Word, patience};
 use super::{Connection, RailState, State};
 
 /// What has to be done about what is overdue.
@@ -60,8 +62,11 @@ impl Connection {
             return None;
         }
         let links = self.links.iter().filter(|l| l.up).map(|l| l.live.timeout(&self.cfg));
-        let others = [self.sender.timeout, self.reader.timeout, self.close_deadline, self.fence_timeout()];
-        links.chain(others.into_iter().flatten()).min()
+        let halves =
+            [self.sender.timeout, self.reader.timeout, self.receiver.timeout(), self.lender.timeout()];
+        let others = [self.close_deadline, self.hear_timeout(), self.fence_timeout()];
+        let others = halves.into_iter().chain(others);
+        links.chain(others.flatten()).min()
     }
 
     pub(crate) fn handle_timeout(&mut self, now: Instant) {
@@ -90,9 +95,18 @@ impl Connection {
         if let Err(cause) = self.overdue(now) {
             return self.lost(cause);
         }
-        if self.close_deadline.is_some_and(|d| d <= now) {
+        let recovering = self.is_recovering();
+        let unheard = !self.has_heard_all();
+        let hear = self.hear_by.as_mut().filter(|_| unheard);
+        let heard = hear.is_none_or(|word| word.look(&self.cfg, recovering, now).is_some());
+        if !heard || self.close_deadline.is_some_and(|d| d <= now) {
             self.lost(Cause::CloseTimeout);
         }
+    }
+
+    /// When what the peer had said before it closed must have come.
+    fn hear_timeout(&self) -> Option<Instant> {
+        self.hear_by.filter(|_| !self.has_heard_all()).map(|word| word.at())
     }
 
     /// Writes and reads that are late are aborted; for aborts that are stuck their rails go down.
@@ -100,6 +114,10 @@ impl Connection {
         let fences = Fences { broken: self.sender.broken, recovering: self.is_recovering() };
         let writes = self.sender.overdue(&self.cfg, fences, now)?;
         let reads = self.reader.overdue(&self.cfg, fences, now)?;
+        let (cfg, recovering) = (&self.cfg, fences.recovering);
+        if !self.receiver.is_in_time(cfg, recovering, now) || !self.lender.is_in_time(cfg, recovering, now) {
+            return Err(Cause::PeerLost);
+        }
         for id in writes.late {
             self.abort_for(id, SenderReason::Deadline, now);
         }
@@ -140,6 +158,9 @@ impl Connection {
         self.rails.iter_mut().for_each(|rail| rail.wait_again(now));
         self.sender.wait_again(&self.cfg, now);
         self.reader.wait_again(&self.cfg, now);
+        self.receiver.wait_again(&self.cfg, now);
+        self.lender.wait_again(&self.cfg, now);
+        self.hear_by = self.hear_by.map(|_| Word::new(&self.cfg, now));
     }
 
     /// When the fence of a rail is given up.

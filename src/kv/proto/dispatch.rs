@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::control::{self, Class, Head};
 use super::record::{Record, Slot};
+use super::word::Word;
 use super::{Connection, Event, Notify, ProtocolViolation, Received, SenderReason, State};
 
 impl Connection {
@@ -55,6 +56,7 @@ impl Connection {
                 return Err(ProtocolViolation::Rule("a record in a message of the wrong class"));
             }
             self.on_record(qp, record, now)?;
+            self.out.check_owed()?;
         }
         Ok(())
     }
@@ -93,10 +95,15 @@ impl Connection {
                 receiver.on_notification(qp, slot, Some((transfer, attempt)), out)
             }
             Record::Abort { transfer, attempt, grant, reason, slot } => {
-                receiver.on_abort(transfer, attempt, grant, reason, slot, out)
+                receiver.on_abort(transfer, attempt, grant, reason, slot, out)?;
+                receiver.await_word(&self.cfg, grant, now);
+                Ok(())
             }
             Record::AbortDone { transfer, attempt, grant, reason, slot, mask, posted, header } => {
-                receiver.on_abort_done(qp, transfer, attempt, grant, reason, slot, mask, posted, header, out)
+                receiver
+                    .on_abort_done(qp, transfer, attempt, grant, reason, slot, mask, posted, header, out)?;
+                receiver.await_word(&self.cfg, grant, now);
+                Ok(())
             }
             Record::Query { transfer, grant } => receiver.on_query(transfer, grant, out),
             Record::Revoked { grant } if self.lender.has(grant) => self.lender.on_revoked(grant, out),
@@ -105,7 +112,7 @@ impl Connection {
                 sender.on_confirm(transfer, attempt, landed, out)
             }
             Record::AbortAck { transfer } => sender.on_abort_ack(transfer, out),
-            Record::Answer { transfer, landed } => sender.on_answer(transfer, landed, out),
+            Record::Answer { transfer, resolution } => sender.on_answer(transfer, resolution, out),
             Record::Revoke { grant } if self.reader.of_grant(grant).is_some() => {
                 if let Some(id) = self.reader.on_revoke(grant) {
                     self.abort_read_for(id, SenderReason::Revoked, now);
@@ -168,6 +175,7 @@ impl Connection {
                     return Err(ProtocolViolation::Rule("closed twice"));
                 }
                 self.closing = true;
+                self.hear_by = Some(Word::new(&self.cfg, now));
                 out.event(Event::PeerClosed);
                 Ok(())
             }

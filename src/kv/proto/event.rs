@@ -5,7 +5,8 @@ use crate::pages::Checked;
 use crate::wire::Malformed;
 use std::time::Instant;
 
-/// A transfer, by its sender's count. Unique under the sender's epoch, also across reconnects.
+/// A transfer, by its sender's count of those to one peer: unique between two endpoints in one direction, also across reconnects.
+/// Transfers to two peers may have one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId(pub u64);
 
@@ -120,6 +121,8 @@ pub(crate) enum Transmitted {
     Idle,
     /// It stopped at its budget (R9): call again, after a yield.
     More,
+    /// A WRITE of pages is made: post it, so that it travels while the next one is made, and call again.
+    Again,
 }
 
 /// What a receive work request has received.
@@ -331,7 +334,7 @@ pub enum Resolution {
     Landed,
     /// It was not delivered, and never will be.
     NotDelivered,
-    /// The peer that knew has restarted: it stays in doubt for ever.
+    /// The peer that knew has forgotten, as it may when many others were connected since: it stays in doubt for ever.
     Unknown,
 }
 

@@ -157,7 +157,7 @@ pub(crate) fn operations(data: &[u8]) {
                 let _ = c.send_message(vec![arg; usize::from(arg) * 8]);
             }
             12 => {
-                let _ = c.issue_read_grant();
+                let _ = c.issue_read_grant(1 << 40);
             }
             13 => {
                 let (owner_epoch, bound_epoch) = (EPOCHS.1, EPOCHS.0);

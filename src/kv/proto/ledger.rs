@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::event::{AbortReason, Event, Resolution, TransferId};
 use super::outbox::Outbox;
 use super::ranges::RangeSet;
+use super::word::Word;
 
 /// The state of an endpoint towards one peer, between two connections.
 #[derive(Debug)]
@@ -18,11 +19,27 @@ pub(crate) struct Ledger {
     pub(super) rx: RxLedger,
 }
 
+/// Where the numbers of a ledger begin: behind those that the peer may remember from one that was forgotten.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Numbers {
+    transfer: u64,
+    grant: u64,
+}
+
+impl Numbers {
+    /// Behind those of a ledger that is forgotten, too.
+    pub(crate) fn forget(&mut self, ledger: &Ledger) {
+        self.transfer = self.transfer.max(ledger.tx.next);
+        self.grant = self.grant.max(ledger.rx.next_grant);
+    }
+}
+
 /// The sender's half.
 #[derive(Debug, Default)]
 pub(super) struct TxLedger {
-    /// The next transfer's number.
+    /// The next transfer's number, and the first that there was.
     pub(super) next: u64,
+    first: u64,
     /// Grants of the peer that have been used or burned.
     pub(super) used: RangeSet,
     /// Transfers whose outcome only the peer knows, with their grants.
@@ -34,8 +51,9 @@ pub(super) struct TxLedger {
 /// The receiver's half.
 #[derive(Debug, Default)]
 pub(super) struct RxLedger {
-    /// The next grant's number.
+    /// The next grant's number, and the first that there was. What was granted before is forgotten.
     pub(super) next_grant: u64,
+    pub(super) first_grant: u64,
     /// Grants that have neither been used up nor freed.
     pub(super) grants: BTreeMap<u64, Grant>,
     /// Transfers that have been delivered, or closed without; kept until the sender's watermark passes them.
@@ -52,11 +70,21 @@ pub(super) struct Grant {
     pub(super) revoking: bool,
     /// The slot of the transfer that uses it, on the connection that lives.
     pub(super) claimed: Option<u16>,
+    /// The peer's last word on it, which is waited for.
+    pub(super) word: Option<Word>,
 }
 
 impl Ledger {
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn new(local_epoch: u64, peer_epoch: u64) -> Self {
-        Self { local_epoch, peer_epoch, tx: TxLedger::default(), rx: RxLedger::default() }
+        Self::from(local_epoch, peer_epoch, Numbers::default())
+    }
+
+    pub(crate) fn from(local_epoch: u64, peer_epoch: u64, first: Numbers) -> Self {
+        let Numbers { transfer, grant } = first;
+        let tx = TxLedger { next: transfer, first: transfer, ..TxLedger::default() };
+        let rx = RxLedger { next_grant: grant, first_grant: grant, ..RxLedger::default() };
+        Self { local_epoch, peer_epoch, tx, rx }
     }
 
     /// Prepares for a connection to the peer as it runs now. If it has restarted, what it knew is lost: transfers in
@@ -73,8 +101,8 @@ impl Ledger {
                 }
                 out.event(Event::Freed { grant });
             }
-            self.tx = TxLedger { next: self.tx.next, ..TxLedger::default() };
-            self.rx = RxLedger { next_grant: self.rx.next_grant, ..RxLedger::default() };
+            let (transfer, grant) = (self.tx.next, self.rx.next_grant);
+            self = Self::from(self.local_epoch, peer_epoch, Numbers { transfer, grant });
         }
         self
     }
@@ -82,9 +110,9 @@ impl Ledger {
     /// Nothing that a later connection would have to know: it may begin with a new one.
     pub(crate) fn is_blank(&self) -> bool {
         let (tx, rx) = (&self.tx, &self.rx);
-        tx.next == 0
+        tx.next == tx.first
             && tx.used.is_empty()
-            && rx.next_grant == 0
+            && rx.next_grant == rx.first_grant
             && rx.finished.is_empty()
             && rx.resolved_below == 0
     }
@@ -99,9 +127,21 @@ impl Ledger {
         self.tx.in_doubt.keys().copied()
     }
 
-    /// Takes every grant back that was issued: a new connection starts without any.
-    pub(crate) fn burn_grants(&mut self) {
+    /// The connection has ended, and the blocks go back to their pools: every grant of either side is over, so that a new
+    /// connection starts without any. What is left takes memory by what this side has granted and begun, and by nothing that the
+    /// peer has said.
+    pub(crate) fn end_connection(&mut self) {
         self.rx.grants.clear();
+        // Those of the next connection have higher numbers than any that the peer has issued.
+        self.tx.used.close_gaps();
+        // What has not been delivered can be no more, and is found so when it is asked for.
+        self.rx.finished.keep(&self.rx.delivered);
+    }
+
+    /// Ranges of numbers that it holds: the memory that it takes.
+    #[cfg(test)]
+    pub(crate) fn ranges(&self) -> usize {
+        self.tx.used.ranges() + self.rx.finished.ranges() + self.rx.delivered.ranges()
     }
 
     /// Grants that have been issued and neither used up nor freed. When this ledger is dropped instead of being

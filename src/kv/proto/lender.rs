@@ -8,15 +8,18 @@
 //!
 //! Blocks that the peer may be reading are given back (`Served`, or `Freed` after `Aborted`) when it has said that it does not
 //! read any more, when our own transfer from them is over, or when the queue pairs are destroyed. What a READ does cannot be
-//! seen here: a peer that says nothing keeps them until the end of the connection, and one that says so too early reads
-//! what is in them later.
+//! seen here: a peer that says nothing keeps them until they are taken back, and then for as long as its last word is waited for
+//! (`word`); one that says so too early reads what is in them later.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use super::asking::ASK_WINDOW;
+use super::config::Config;
 use super::event::{AbortReason, Event, Outcome, ProtocolViolation, ReadRefusal, Reason, SenderReason};
-use super::message::{MAX_MESSAGE, Partial};
+use super::message::{Gaps, MAX_MESSAGE, Partial};
 use super::outbox::{Outbox, Queued};
+use super::word::{Word, Words};
 
 type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
 
@@ -47,8 +50,21 @@ enum State {
 
 #[derive(Debug)]
 struct Loan {
+    /// The most bytes that can be read under it.
+    most: u64,
     revoking: bool,
+    word: Option<Word>,
     state: State,
+}
+
+impl Loan {
+    /// The peer's last word, while it is the peer's to say.
+    fn awaited(&mut self) -> Option<&mut Word> {
+        match self.state {
+            State::Idle | State::Asking { .. } => self.word.as_mut(),
+            State::Asked { .. } | State::Serving { .. } => None,
+        }
+    }
 }
 
 /// Grants to read that are open.
@@ -57,14 +73,18 @@ pub(super) struct Lender {
     loans: BTreeMap<u64, Loan>,
     /// Bytes of requests that have not come completely.
     held: usize,
+    gaps: Gaps,
+    /// On grants that were taken back.
+    words: Words,
     /// READ_DONE and READ_ASK records that have come.
     pub(super) heard: u64,
 }
 
 impl Lender {
-    /// `grant` is a number of its own: no other grant of this side has it, to write or to read.
-    pub(super) fn issue(&mut self, grant: u64) {
-        self.loans.insert(grant, Loan { revoking: false, state: State::Idle });
+    /// `grant` is a number of its own: no other grant of this side has it, to write or to read. The peer has room for `most`
+    /// bytes.
+    pub(super) fn issue(&mut self, grant: u64, most: u64) {
+        self.loans.insert(grant, Loan { most, revoking: false, word: None, state: State::Idle });
     }
 
     pub(super) fn has(&self, grant: u64) -> bool {
@@ -76,18 +96,43 @@ impl Lender {
         self.loans.values().any(|l| !matches!(l.state, State::Idle))
     }
 
+    /// A part of a request has not come.
+    pub(super) fn is_asked_in_part(&self) -> bool {
+        self.loans.values().any(|l| matches!(l.state, State::Asking { .. }))
+    }
+
     /// From here on nobody is to read it. Answers the transfer to abort, if one serves it.
-    pub(super) fn revoke(&mut self, grant: u64, out: &mut Outbox) -> Option<u64> {
+    pub(super) fn revoke(&mut self, cfg: &Config, grant: u64, now: Instant, out: &mut Outbox) -> Option<u64> {
         let loan = self.loans.get_mut(&grant).filter(|l| !l.revoking)?;
         loan.revoking = true;
         out.event(Event::Aborted { grant, reason: AbortReason::Revoked });
         match loan.state {
             State::Serving { transfer, .. } => return Some(transfer),
-            State::Idle | State::Asking { .. } => out.queue(Queued::Revoke { grant }),
+            State::Idle | State::Asking { .. } => {
+                loan.word = Some(self.words.wait(cfg, now));
+                out.queue(Queued::Revoke { grant });
+            }
             // The answer will be no.
             State::Asked { .. } => {}
         }
         None
+    }
+
+    /// When the peer must have said its last word on a grant that was taken back.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        self.words.timeout()
+    }
+
+    /// False when the peer has not said its last word on a grant in time.
+    pub(super) fn is_in_time(&mut self, cfg: &Config, recovering: bool, now: Instant) -> bool {
+        let words = self.loans.values_mut().filter_map(Loan::awaited);
+        self.words.are_in_time(cfg, recovering, now, words)
+    }
+
+    /// It gets its whole time once more.
+    pub(super) fn wait_again(&mut self, cfg: &Config, now: Instant) {
+        let words = self.loans.values_mut().filter_map(Loan::awaited);
+        words.for_each(|word| *word = Word::new(cfg, now));
     }
 
     /// The peer has read by READs, or has given up.
@@ -106,6 +151,9 @@ impl Lender {
         if !matches!(loan.state, State::Idle) {
             return broken("a read that ended both by us and by the peer");
         }
+        if bytes > loan.most {
+            return broken("more bytes read than the reader has room for");
+        }
         match reason {
             None => self.end(grant, Ok((bytes, false)), out),
             Some(reason) => self.end(grant, Err(AbortReason::Reader(reason)), out),
@@ -119,7 +167,10 @@ impl Lender {
         let state = self.loans.get(&grant).filter(|l| l.revoking).map(|l| &l.state);
         match state {
             Some(State::Idle) => {}
-            Some(State::Asking { request, .. }) => self.held -= request.len(),
+            Some(State::Asking { request, .. }) => {
+                self.held -= request.len();
+                self.gaps.forget(request);
+            }
             // The answer, which is no, will end it.
             Some(State::Asked { .. }) => return Ok(()),
             _ => return broken("a grant to read burned that was not revoked, or that is in use"),
@@ -162,7 +213,7 @@ impl Lender {
         if *first != target {
             return broken("two requests under one grant to read");
         }
-        request.insert(total, offset, bytes)?;
+        request.insert(total, offset, bytes, &mut self.gaps)?;
         if !request.is_complete() {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::codec::FRAGMENT_OVERHEAD;
 use super::event::{MessageRefused, ProtocolViolation};
-use super::ranges::RangeSet;
+use super::ranges::{MAX_GAPS, RangeSet};
 use super::record::Record;
 
 /// Largest message.
@@ -24,6 +24,7 @@ const QUEUE_MESSAGES: usize = 4096;
 const MIN_FRAGMENT: usize = 64;
 
 const RULE_WINDOW: ProtocolViolation = ProtocolViolation::Rule("a message outside of the window");
+const RULE_GAPS: ProtocolViolation = ProtocolViolation::Rule("fragments with too many gaps");
 const RULE_FRAGMENT: ProtocolViolation = ProtocolViolation::Rule("a fragment that does not fit its message");
 
 /// Messages to the peer.
@@ -128,6 +129,17 @@ impl Outgoing {
     }
 }
 
+/// Ranges that have come of messages beyond their first gaps: of all that have begun and are not complete.
+#[derive(Debug, Default)]
+pub(super) struct Gaps(usize);
+
+impl Gaps {
+    /// One that is not complete comes no more.
+    pub(super) fn forget(&mut self, partial: &Partial) {
+        self.0 -= partial.received.ranges();
+    }
+}
+
 /// A message that comes in parts, in any order.
 #[derive(Debug)]
 pub(super) struct Partial {
@@ -142,13 +154,24 @@ impl Partial {
         Self { bytes: vec![0; len], received: RangeSet::default(), missing: len }
     }
 
-    /// Takes a part, which says the length of the whole.
-    pub(super) fn insert(&mut self, total: u32, offset: u32, part: &[u8]) -> Result<(), ProtocolViolation> {
+    /// Takes a part, which says the length of the whole. `gaps` counts those of this one, too.
+    pub(super) fn insert(
+        &mut self,
+        total: u32,
+        offset: u32,
+        part: &[u8],
+        gaps: &mut Gaps,
+    ) -> Result<(), ProtocolViolation> {
         let start = offset as usize;
         let end = start.checked_add(part.len()).filter(|&e| e <= self.bytes.len()).ok_or(RULE_FRAGMENT)?;
         let fits = self.bytes.len() == total as usize && part.is_empty() == (total == 0);
+        let before = self.received.ranges();
         if !fits || !self.received.insert_range(start as u64, end as u64) {
             return Err(RULE_FRAGMENT);
+        }
+        gaps.0 = gaps.0 + self.received.ranges() - before;
+        if gaps.0 > MAX_GAPS {
+            return Err(RULE_GAPS);
         }
         self.bytes[start..end].copy_from_slice(part);
         self.missing -= part.len();
@@ -178,6 +201,7 @@ pub(super) struct Incoming {
     /// sender (K7).
     taken: u64,
     partial: BTreeMap<u64, Partial>,
+    gaps: Gaps,
     /// Bytes of messages that have been started and not taken.
     held: usize,
     /// Taken and not yet acknowledged.
@@ -212,7 +236,7 @@ impl Incoming {
             return Err(RULE_FRAGMENT);
         }
         let Some(p) = self.partial.get_mut(&message) else { return Err(RULE_FRAGMENT) };
-        p.insert(total, offset, bytes)
+        p.insert(total, offset, bytes, &mut self.gaps)
     }
 
     /// The next message in order, if it is complete.
@@ -306,6 +330,33 @@ mod tests {
         let big = MAX_MESSAGE as u32;
         inc.on_fragment(2, big, 0, b"x").expect("fits");
         assert_eq!(inc.on_fragment(3, big, 0, b"x"), Err(RULE_WINDOW), "more than the window");
+    }
+
+    #[test]
+    fn b1_fragments_leave_a_bounded_number_of_gaps_however_many_messages_they_are_of() {
+        for messages in [1, 2, 100] {
+            let mut inc = Incoming::default();
+            let size = WINDOW_BYTES as u32 / 256;
+            let mut parts = (1..size).step_by(2).flat_map(|at| (0..messages).map(move |m| (m, at)));
+            for (message, at) in parts.by_ref().take(MAX_GAPS) {
+                inc.on_fragment(message, size, at, b"x").expect("as many as may be under way");
+            }
+            let (message, at) = parts.next().expect("longer than that");
+            assert_eq!(inc.on_fragment(message, size, at, b"x"), Err(RULE_GAPS), "{messages}");
+        }
+        // What is closed again is no gap any more.
+        let mut inc = Incoming::default();
+        for round in 0..3 {
+            let message = round * 2;
+            let size = MAX_GAPS as u32 * 2;
+            for at in (1..size).step_by(2).chain((0..size).step_by(2)) {
+                inc.on_fragment(message, size, at, b"x").expect("few at a time");
+            }
+            inc.on_fragment(message + 1, 0, 0, b"").expect("nothing is in order, too");
+            assert_eq!(std::iter::from_fn(|| inc.next_message()).count(), 2);
+            (0..2).for_each(|n| inc.on_taken(if n == 0 { size as usize } else { 0 }));
+            assert_eq!(inc.gaps.0, 0, "round {round}");
+        }
     }
 
     #[test]

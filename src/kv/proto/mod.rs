@@ -30,7 +30,7 @@
 //! a receiver whose transfer will not land; `transmit` packs and cuts; `control` the codec of messages, `record` what is in them, and `codec`
 //! how that is written; `link` one queue pair, with its
 //! `credits` and `liveness`; `rails` those of one device, `pace` which of them is next, `reopen` and `resend` what a rail
-//! that fails has lost; `deadlines` what is overdue; `message` the application's messages; `ledger` what outlives a connection; `numbered` a list of what ends in
+//! that fails has lost; `deadlines` what is overdue, and `word` what the peer has still to say; `message` the application's messages; `ledger` what outlives a connection; `numbered` a list of what ends in
 //! any order. Reads:
 //! `reader` and `lender` are the two halves, `flights` and `asking` the two ways, `reads` the calls.
 //!
@@ -79,6 +79,7 @@ mod seams;
 mod sender;
 mod transfer;
 mod transmit;
+mod word;
 
 #[cfg(test)]
 pub(crate) mod sim;
@@ -88,12 +89,14 @@ mod tests;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-pub(crate) use config::{Config, ConfigError, DAY, MAX_QPS, Notify, Opening, RailConfig, SQ_RESERVE};
+pub(crate) use config::{
+    Config, ConfigError, DAY, MAX_CONTROL_CREDITS, MAX_QPS, Notify, Opening, RailConfig, SQ_RESERVE,
+};
 pub(crate) use event::*;
 pub use event::{
     AbortReason, Cause, ProtocolViolation, ReadRefusal, Reason, Resolution, SenderReason, TransferId,
 };
-pub(crate) use ledger::Ledger;
+pub(crate) use ledger::{Ledger, Numbers};
 pub(crate) use message::MAX_MESSAGE;
 pub(crate) use rails::{RailState, TalkRefused};
 pub(crate) use reader::{ReadBy, ReadRequest};
@@ -112,6 +115,7 @@ use reader::Reader;
 use receiver::Receiver;
 use resend::Resend;
 use sender::Sender;
+use word::Word;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -148,10 +152,14 @@ pub(crate) struct Connection {
     close_sent: bool,
     /// The peer has closed, after so many messages and words on reads.
     peer_closed: Option<(u64, u64)>,
+    /// All of which has left, so that it comes.
+    hear_by: Option<Word>,
     refused: u64,
     /// Where the next data work request, and the next control message, are tried first.
     data_rail: usize,
     control_qp: usize,
+    /// READs are posted before data, the next time.
+    reads_first: bool,
     /// We have come too late, and waited anew for what the peer owes.
     excused: bool,
     builder: Builder,
@@ -189,7 +197,7 @@ impl Connection {
             rails: Rail::all(&cfg, now),
             links,
             sender: Sender::new(&cfg, ledger.tx, &mut out),
-            receiver: Receiver::new(&cfg, ledger.rx, &mut out),
+            receiver: Receiver::new(&cfg, ledger.rx, now, &mut out),
             reader: Reader::new(&cfg),
             lender: Lender::default(),
             outgoing: message::Outgoing::default(),
@@ -202,9 +210,11 @@ impl Connection {
             close_deadline: None,
             close_sent: false,
             peer_closed: None,
+            hear_by: None,
             refused: 0,
             data_rail: 0,
             control_qp: 0,
+            reads_first: true,
             excused: false,
             builder: Builder::new(cfg.max_control),
             counts: Vec::new(),
@@ -246,6 +256,11 @@ impl Connection {
         result
     }
 
+    /// As many transfers are unresolved as may be: a write has to wait.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state == State::Open && !self.closing && self.sender.is_full()
+    }
+
     /// Lets a gated transfer begin. Others are ignored.
     pub(crate) fn ungate(&mut self, id: TransferId) {
         self.sender.ungate(id.0);
@@ -277,8 +292,8 @@ impl Connection {
         self.receiver.issue_grant(max_bytes)
     }
 
-    /// Takes a grant back: `Aborted` at once, and `Freed` when no write can reach its blocks, or nobody reads them. Does
-    /// nothing if the grant has ended.
+    /// Takes a grant back: `Aborted` at once, and `Freed` when no write can reach its blocks, or nobody reads them; the connection
+    /// ends when the peer does not say so in time. Does nothing if the grant has ended.
     pub(crate) fn revoke_grant(&mut self, grant: u64, now: Instant) {
         if self.state != State::Open {
             return;
@@ -286,7 +301,7 @@ impl Connection {
         if self.lender.has(grant) {
             self.revoke_read_grant(grant, now);
         } else {
-            self.receiver.revoke_grant(grant, &mut self.out);
+            self.receiver.revoke_grant(&self.cfg, grant, now, &mut self.out);
         }
     }
 
@@ -378,7 +393,7 @@ impl Connection {
         // What has happened by now is told first.
         self.settle_reads();
         self.state = State::Lost;
-        self.out.urgent.clear();
+        self.out.forget_records();
         self.out.event(Event::Lost(cause));
         self.sender.on_lost(cause, &mut self.out);
         self.sender.end_with_connection(self.out.serving.keys().copied());
@@ -431,19 +446,24 @@ impl Connection {
             && self.reader.is_idle()
             && !self.lender.is_busy()
             && self.outgoing.is_empty()
-            && self.out.urgent.is_empty()
+            && self.out.is_empty()
             && self.resend.is_empty()
     }
 
     /// Both sides have said that they are done, and all that the peer said has been heard. What we would still say
     /// (that a grant is revoked, or was) is worth sending, but the peer need not wait for it.
     fn both_closed(&self) -> bool {
+        self.close_sent && self.has_heard_all() && !self.lender.is_busy()
+    }
+
+    /// The peer has closed, and what it had said before has come.
+    fn has_heard_all(&self) -> bool {
         let heard = (self.incoming.delivered(), self.lender.heard);
-        self.close_sent && self.peer_closed == Some(heard) && !self.lender.is_busy()
+        self.peer_closed == Some(heard) && !self.lender.is_asked_in_part()
     }
 
     fn finish_closing(&mut self) {
-        let done = self.outstanding == 0 && self.out.urgent.is_empty() && !self.is_recovering();
+        let done = self.outstanding == 0 && self.out.is_empty() && !self.is_recovering();
         if self.state == State::Open && self.both_closed() && done {
             self.state = State::Closed;
             self.out.event(Event::Closed);

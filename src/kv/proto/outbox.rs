@@ -2,7 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::event::{Event, ReadRefusal, SenderReason};
+use super::event::{Event, ProtocolViolation, ReadRefusal, Resolution, SenderReason};
+use super::sender::WINDOW;
+
+/// Answers that the peer may be owed: for each of its transfers, and for as many grants that it takes back. An honest one takes
+/// answers as fast as it asks.
+const MAX_OWED: usize = 2 * WINDOW as usize;
 
 /// A record that is to be sent on any queue pair. Those that speak of a live transfer name it only, and are filled
 /// in (or dropped, if it is over by then) when they are sent.
@@ -30,7 +35,7 @@ pub(super) enum Queued {
     },
     Answer {
         transfer: u64,
-        landed: bool,
+        resolution: Resolution,
     },
     Revoke {
         grant: u64,
@@ -72,10 +77,36 @@ pub(super) enum Queued {
     },
 }
 
+impl Queued {
+    /// The peer has asked for it.
+    fn is_answer(&self) -> bool {
+        match self {
+            Self::Confirm { .. }
+            | Self::AbortAck { .. }
+            | Self::Answer { .. }
+            | Self::Revoked { .. }
+            | Self::ReadRefused { .. }
+            | Self::Reopened { .. } => true,
+            Self::Abort { .. }
+            | Self::AbortEarlier { .. }
+            | Self::Query { .. }
+            | Self::Revoke { .. }
+            | Self::ReadDone { .. }
+            | Self::Close
+            | Self::Reopen { .. }
+            | Self::AbortQuiet { .. }
+            | Self::RailDown { .. }
+            | Self::Fenced { .. } => false,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) events: VecDeque<Event>,
-    pub(super) urgent: VecDeque<Queued>,
+    urgent: VecDeque<Queued>,
+    /// How many of them are answers.
+    owed: usize,
     /// Events of what is behind a read: the user is told of the read, so that they go to its half instead.
     pub(super) of_reads: VecDeque<Event>,
     /// Grants that were issued for reads of ours, and the reads.
@@ -99,6 +130,37 @@ impl Outbox {
     }
 
     pub(super) fn queue(&mut self, record: Queued) {
+        self.owed += usize::from(record.is_answer());
         self.urgent.push_back(record);
+    }
+
+    /// The record that is to be sent next.
+    pub(super) fn front(&self) -> Option<Queued> {
+        self.urgent.front().copied()
+    }
+
+    /// It was sent, or is pointless by now.
+    pub(super) fn pop(&mut self) {
+        let record = self.urgent.pop_front();
+        self.owed -= usize::from(record.is_some_and(|record| record.is_answer()));
+    }
+
+    /// No record waits to be sent.
+    pub(super) fn is_empty(&self) -> bool {
+        self.urgent.is_empty()
+    }
+
+    /// Nothing is sent any more.
+    pub(super) fn forget_records(&mut self) {
+        self.urgent.clear();
+        self.owed = 0;
+    }
+
+    /// Fails when the peer asks, and does not take the answers.
+    pub(super) fn check_owed(&self) -> Result<(), ProtocolViolation> {
+        match self.owed > MAX_OWED {
+            true => Err(ProtocolViolation::Rule("more questions than answers were taken for")),
+            false => Ok(()),
+        }
     }
 }

@@ -6,6 +6,8 @@
 //! counts each byte 2^k times. Each may have so much in flight as it carries in a few milliseconds, so that a transfer never
 //! waits for a slow rail longer than that, and a rail that has room takes what comes next, so that bytes go by what each achieves.
 //!
+//! READs and WRITEs are paced apart: their bytes go opposite ways, so that neither waits until the other has nothing left.
+//!
 //! A single rail has a window, too. What is posted later waits behind all that is in flight on its queue pair: a small write
 //! beside a large one, and a sign of life, which must not be taken for lost because the link is slow (K5).
 //!
@@ -14,6 +16,7 @@
 use std::time::Instant;
 
 use super::Connection;
+use super::rails::Rail;
 
 /// What a rail that has no rate yet may have in flight, and the least for one of the fastest.
 const FIRST_WINDOW: u64 = 256 << 10;
@@ -28,7 +31,16 @@ const QUEUE_BYTES: u64 = 4 << 20;
 const SAMPLE_US: u128 = 1000;
 const SAMPLE_BYTES: u64 = 64 << 10;
 
-/// What a rail has carried, and has in flight.
+/// Which way payload goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By WRITEs, to the peer.
+    Out,
+    /// By READs, to us.
+    In,
+}
+
+/// What a rail has carried one way, and has in flight.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     in_flight: u64,
@@ -126,25 +138,27 @@ impl Pace {
 
 impl Connection {
     /// The rail that is to carry the next piece, and the longest that it may carry; not one of `tried`, a mask.
-    pub(super) fn next_rail(&self, tried: u64) -> Option<(usize, u32)> {
+    pub(super) fn next_rail(&self, way: Way, tried: u64) -> Option<(usize, u32)> {
         let rails = self.rails.len();
-        let best = self.best_rate();
-        let open =
-            |n: &usize| tried >> n & 1 == 0 && self.rails[*n].is_up() && self.rails[*n].pace.has_room(best);
+        let best = self.best_rate(way);
+        let pace = |n: usize| self.rails[n].pace(way);
+        let open = |n: &usize| tried >> n & 1 == 0 && self.rails[*n].is_up() && pace(*n).has_room(best);
         // Among equals, the one whose turn it is.
         let turn = (0..rails).map(|i| (self.data_rail + i) % rails).filter(open);
-        let rail = turn.min_by_key(|&n| self.rails[n].pace.finish(LEAST_WINDOW, best))?;
-        Some((rail, self.rails[rail].pace.longest(best, self.cfg.rails[rail].max_write)))
+        let rail = turn.min_by_key(|&n| pace(n).finish(LEAST_WINDOW, best))?;
+        Some((rail, pace(rail).longest(best, self.cfg.rails[rail].max_write)))
     }
 
-    fn best_rate(&self) -> u64 {
+    fn best_rate(&self, way: Way) -> u64 {
         let up = self.rails.iter().filter(|r| r.is_up());
-        up.map(|r| r.pace.rate()).max().unwrap_or(0)
+        up.map(|r| r.pace(way).rate()).max().unwrap_or(0)
     }
 
-    /// Its rail is several times slower than the best.
+    /// Its rail is several times slower than the best, one way or the other.
     pub(super) fn is_slow(&self, qp: usize) -> bool {
-        self.rails.len() > 1 && self.rails[self.links[qp].rail].pace.class(self.best_rate()) >= 2
+        let rail = &self.rails[self.links[qp].rail];
+        let slow = |way| rail.pace(way).class(self.best_rate(way)) >= 2;
+        self.rails.len() > 1 && [Way::Out, Way::In].into_iter().any(slow)
     }
 
     /// A data work request is posted.
@@ -156,6 +170,15 @@ impl Connection {
         link.posted();
         link.lengths.push_back(len);
         rail.pace.posted(len.into(), now);
+    }
+}
+
+impl Rail {
+    pub(super) fn pace(&self, way: Way) -> &Pace {
+        match way {
+            Way::Out => &self.pace,
+            Way::In => &self.reading,
+        }
     }
 }
 

@@ -11,6 +11,8 @@
 //! The runs of a plain plan are of blocks, each copied as it is. Those of a mapped plan are of tokens: a [`Mapping`] says
 //! which bytes of a token go where, in blocks of another size, order or set of heads.
 
+use std::sync::Arc;
+
 use super::runs::{Run, RunList, Runs};
 use super::seams::PoolSeams;
 use crate::kv::layout::{Dtype, Layout};
@@ -19,6 +21,8 @@ use crate::pages::{Checked, MAX_PAIRS, Pages, Strides, pair};
 
 /// A plan of so many WRITEs, or more, may be cut into pages: what one call of `transmit` posts is left as it is.
 const MANY: u64 = 256;
+/// Pairs of the first WRITE of pages: those of the next are being made while it is checked and copied. Each has as many as all before it.
+const FIRST_PAIRS: usize = 1024;
 /// Of so many bytes a WRITE is worth a request of its own.
 const LARGE: u64 = 1 << 20;
 
@@ -76,6 +80,8 @@ impl Side {
 #[derive(Debug)]
 pub(crate) struct PlanBuilder {
     runs: RunList,
+    /// Instead of `runs`.
+    alike: Option<Runs>,
     /// Blocks, or tokens, in all; and those of the pools.
     units: u64,
     src_units: u32,
@@ -172,17 +178,45 @@ impl PlanBuilder {
             bytes: 0,
             descriptors: 0,
         };
-        Ok(Self { runs: RunList::default(), units: 0, src_units, dst_units, plan })
+        Ok(Self { runs: RunList::default(), alike: None, units: 0, src_units, dst_units, plan })
     }
 
-    /// Copies `count` blocks (or tokens) from `src` on, of the source's pool, to `dst` on, of the target's, in every layer.
-    pub(crate) fn push(&mut self, src: u32, dst: u32, count: u32) -> Result<(), PlanError> {
+    /// Copies runs of the source's pool, `(first block, count)`, to those in their places of the target's, where they are as long: then
+    /// they are all that is copied, and are used as they are, without a list of their own. False, with nothing taken, where they are not.
+    pub(crate) fn push_alike(
+        &mut self,
+        src: &Arc<Vec<(u32, u32)>>,
+        dst: &Arc<Vec<(u32, u32)>>,
+    ) -> Result<bool, PlanError> {
+        let alike = src.iter().zip(&**dst).all(|(src, dst)| src.1 == dst.1 && src.1 > 0);
+        if !alike || src.len() > dst.len() || self.units > 0 {
+            return Ok(false);
+        }
+        let mut units = 0u64;
+        for (&(src, count), &(dst, _)) in src.iter().zip(&**dst) {
+            self.check(src, dst, count)?;
+            // Of fewer runs than there are bytes of memory.
+            units += u64::from(count);
+        }
+        self.units = units;
+        self.alike = Some(Runs::Alike { src: src.clone(), dst: dst.clone() });
+        Ok(true)
+    }
+
+    fn check(&self, src: u32, dst: u32, count: u32) -> Result<(), PlanError> {
         for (side, block, blocks) in [("source", src, self.src_units), ("target", dst, self.dst_units)] {
             if block.checked_add(count).is_none_or(|end| end > blocks) {
                 let unit = if self.plan.mapping.is_some() { "token" } else { "block" };
                 return Err(PlanError::OutOfRange { side, unit, block, count, blocks });
             }
         }
+        Ok(())
+    }
+
+    /// Copies `count` blocks (or tokens) from `src` on, of the source's pool, to `dst` on, of the target's, in every layer.
+    pub(crate) fn push(&mut self, src: u32, dst: u32, count: u32) -> Result<(), PlanError> {
+        debug_assert!(self.alike.is_none(), "nothing comes behind lists that are alike");
+        self.check(src, dst, count)?;
         if count > 0 {
             self.units = self.units.checked_add(u64::from(count)).ok_or(PlanError::TooLarge)?;
             self.runs.push(Run { src, dst, count });
@@ -204,7 +238,7 @@ impl PlanBuilder {
     /// The same, of which [`Plan::layer`] gives the layers one by one.
     pub(crate) fn build_by_layer(self) -> Result<Plan, PlanError> {
         let mut plan = self.plan;
-        plan.runs = self.runs.freeze();
+        plan.runs = self.alike.unwrap_or_else(|| self.runs.freeze());
         // Of one layer.
         let (bytes, extents) = match &plan.mapping {
             None => (plan.block_bytes, self.units),
@@ -277,6 +311,8 @@ pub(crate) struct Cursor {
     byte: u64,
     /// It is being cut into pages: blocks with all their layers.
     paged: bool,
+    /// Pairs of blocks that have been cut into pages.
+    pairs: u32,
     src_hint: u32,
     dst_hint: u32,
 }
@@ -372,13 +408,14 @@ impl Cursor {
         let block = plan.block_bytes.checked_mul(plan.layers.into())?;
         let least = if self.paged { block } else { 0 };
         let most = u64::from(most(lkey)).min(u64::from(pace).max(least));
-        let most = usize::try_from(most / block).ok()?.min(MAX_PAIRS);
+        let most =
+            usize::try_from(most / block).ok()?.min(MAX_PAIRS).min(FIRST_PAIRS.max(self.pairs as usize));
         let (at, mut pairs) = (*self, Vec::with_capacity(most));
         while pairs.len() < most
             && let Some(run) = plan.runs.get(self.run)
         {
             let n = (run.count - self.block).min((most - pairs.len()) as u32);
-            pairs.extend((self.block..self.block + n).map(|b| pair(run.src + b, run.dst + b)));
+            (self.block..self.block + n).for_each(|b| pairs.push(pair(run.src + b, run.dst + b)));
             self.block += n;
             if self.block == run.count {
                 (self.run, self.block) = (self.run + 1, 0);
@@ -395,6 +432,7 @@ impl Cursor {
             return None;
         };
         self.paged = true;
+        self.pairs = self.pairs.saturating_add(pages.pages.pairs.len() as u32);
         if self.run == plan.runs.len() {
             (self.run, self.layer) = (0, plan.layers);
         }

@@ -61,7 +61,9 @@ pub(super) struct Rail {
     pub(super) qps: Range<usize>,
     /// Where its next data work request is tried first.
     pub(super) data_qp: usize,
+    /// Of WRITEs, and of READs.
     pub(super) pace: Pace,
+    pub(super) reading: Pace,
     pub(super) state: RailState,
     /// When it failed.
     pub(super) since: Instant,
@@ -84,6 +86,7 @@ impl Rail {
                 data_qp: qps.start,
                 qps,
                 pace: Pace::default(),
+                reading: Pace::default(),
                 state: if cfg.absent { RailState::Down } else { RailState::Up },
                 since: now,
                 generation: 0,
@@ -189,7 +192,7 @@ impl Connection {
         }
         r.state = RailState::Up;
         r.generation += 1;
-        r.pace = Pace::default();
+        (r.pace, r.reading) = Default::default();
         let cfg = &self.cfg.rails[rail];
         for link in &mut self.links[r.qps.clone()] {
             link.bring_up(cfg, now);
@@ -305,11 +308,11 @@ impl Connection {
             }
             Some(_) => {}
             None => {
-                let len = match token.read_number() {
-                    Some(number) => self.reader.len_of(number),
-                    None => link.lengths.pop_front().unwrap_or(0),
+                let (pace, len) = match token.read_number() {
+                    Some(number) => (&mut r.reading, self.reader.len_of(number)),
+                    None => (&mut r.pace, link.lengths.pop_front().unwrap_or(0)),
                 };
-                r.pace.completed(len.into(), ok, now);
+                pace.completed(len.into(), ok, now);
             }
         }
         // Both sides have said all there is, and the peer may have destroyed its queue pairs.

@@ -2,6 +2,9 @@
 
 use std::collections::BTreeMap;
 
+/// Gaps among what the peer numbers or cuts to pieces, beyond which it makes them up: each is a message under way.
+pub(super) const MAX_GAPS: usize = 4096;
+
 /// A set of u64, as a watermark and sorted ranges. Bounded only if its user bounds it; see [`RangeSet::ranges`].
 #[derive(Debug, Default, Clone)]
 pub(super) struct RangeSet {
@@ -85,6 +88,22 @@ impl RangeSet {
         if let Some((_, end)) = self.above.pop_first() {
             self.floor = end;
         }
+    }
+
+    /// Fills all gaps.
+    pub(super) fn close_gaps(&mut self) {
+        if let Some((_, end)) = self.above.pop_last() {
+            self.floor = end;
+            self.above.clear();
+        }
+    }
+
+    /// Forgets what is above the watermark and not in `part`, which has nothing that this has not.
+    pub(super) fn keep(&mut self, part: &Self) {
+        let kept = part.above.range(self.floor..).map(|(&start, &end)| (start, end));
+        self.above = kept.collect();
+        // What is below the watermark of the part is below that of the whole.
+        debug_assert!(part.floor <= self.floor);
     }
 
     /// Ranges above the watermark: the memory that the set takes.

@@ -13,8 +13,8 @@
 //! A read is over when its outcome is told and no device writes to its targets any more. It ends with its connection:
 //! nothing of it is remembered (the grants of reads are not in the ledger).
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
 
 use super::asking::Asking;
 use super::config::Config;
@@ -24,10 +24,7 @@ use super::numbered::Numbered;
 use super::outbox::{Outbox, Queued};
 use super::plan::{Cursor, Plan};
 use super::receiver::Receiver;
-
-/// An owner that was asked to stop writing, and does not say that it has, is given up after so many times `peer_timeout`:
-/// its send queues are deep, and may drain slowly.
-const PATIENCE: u32 = 4;
+use super::word::patience;
 
 /// A read to be started.
 #[derive(Debug)]
@@ -93,7 +90,9 @@ pub(super) struct Read {
 
 #[derive(Debug)]
 pub(super) struct Reader {
-    pub(super) reads: Numbered<Read>,
+    reads: Numbered<Read>,
+    /// Those that are alive, by their grants.
+    by_grant: HashMap<u64, u64>,
     /// By READ, with something to post.
     pub(super) active: VecDeque<u64>,
     /// By WRITE, whose requests have not been sent, and the one that is being sent.
@@ -116,6 +115,7 @@ impl Reader {
     pub(super) fn new(cfg: &Config) -> Self {
         Self {
             reads: Numbered::from(0),
+            by_grant: HashMap::new(),
             active: VecDeque::new(),
             asks: VecDeque::new(),
             asking: None,
@@ -151,6 +151,7 @@ impl Reader {
         let (abort, limit, done_told, released_told, wrs, most) = (None, None, false, false, 0, 0);
         let read = Read { grant, bytes, deadline, by, abort, limit, done_told, released_told, wrs, most };
         self.reads.push(read);
+        self.by_grant.insert(grant, id);
         self.timeout = Some(self.timeout.map_or(deadline, |t| t.min(deadline)));
         ReadId(id)
     }
@@ -174,7 +175,7 @@ impl Reader {
 
     /// The read that uses a grant.
     pub(super) fn of_grant(&self, grant: u64) -> Option<ReadId> {
-        self.ids().find(|&id| self.get(id).is_some_and(|r| r.grant == grant)).map(ReadId)
+        self.by_grant.get(&grant).copied().map(ReadId)
     }
 
     /// Ends a read early. Unknown ones, and those that are done, are ignored.
@@ -202,7 +203,7 @@ impl Reader {
                 self.settle(id, out);
             }
             // From here on it is a revoked grant like any other, of which the receiving half tells.
-            Some((target, true)) => receiver.revoke_grant(target, out),
+            Some((target, true)) => receiver.revoke_grant(cfg, target, now, out),
             // Its owner has never heard of the request.
             Some((target, false)) => {
                 let _ = receiver.withdraw(target);
@@ -248,6 +249,7 @@ impl Reader {
     /// It is over: its outcome is told, and no device writes to its targets any more.
     pub(super) fn release(&mut self, id: u64, out: &mut Outbox) {
         let Some(read) = self.reads.remove(id) else { return };
+        self.by_grant.remove(&read.grant);
         debug_assert!(read.done_told, "released without an outcome");
         if !read.released_told {
             out.event(Event::ReadReleased { id: ReadId(id) });
@@ -296,11 +298,6 @@ impl Reader {
             self.release(id, out);
         }
     }
-}
-
-/// For an owner that was asked to stop.
-pub(super) fn patience(cfg: &Config) -> Duration {
-    cfg.abort_grace + cfg.peer_timeout * PATIENCE
 }
 
 impl Read {

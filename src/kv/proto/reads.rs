@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::event::{
     Event, GrantRef, ReadId, ReadRefusal, Refused, SenderReason, Sink, Token, TransferId, WriteRequest,
 };
+use super::pace::Way;
 use super::plan::Plan;
 use super::reader::{ReadBy, ReadRequest};
 use super::sender::check_grant;
@@ -46,17 +47,17 @@ impl Connection {
         self.reader.abort(&self.cfg, id, reason, now, &mut self.receiver, &mut self.out);
     }
 
-    /// A grant for the peer to read. It ends with `Served`, or with `Aborted` and then `Freed`; when both
-    /// sides have closed, without.
-    pub(crate) fn issue_read_grant(&mut self) -> u64 {
+    /// A grant for the peer to read, which has room for `most` bytes. It ends with `Served`, or with `Aborted` and then `Freed`;
+    /// when both sides have closed, without.
+    pub(crate) fn issue_read_grant(&mut self, most: u64) -> u64 {
         let grant = self.receiver.reserve_grant();
-        self.lender.issue(grant);
+        self.lender.issue(grant, most);
         grant
     }
 
     pub(super) fn revoke_read_grant(&mut self, grant: u64, now: Instant) {
         self.settle_reads();
-        if let Some(transfer) = self.lender.revoke(grant, &mut self.out) {
+        if let Some(transfer) = self.lender.revoke(&self.cfg, grant, now, &mut self.out) {
             self.abort_for(transfer, SenderReason::Revoked, now);
         }
     }
@@ -153,12 +154,12 @@ impl Connection {
     fn post_read(&mut self, id: u64, most: (u32, usize), now: Instant, sink: &mut impl Sink) -> bool {
         let found = match &self.cfg.rails[..] {
             // A sign of life waits behind READs, too: theirs is the answer's way.
-            [_] if !self.rails[0].pace.may_queue() => None,
+            [_] if !self.rails[0].reading.may_queue() => None,
             [rail] => self.reading_qp(0, most, sink).map(|qp| (0, qp, rail.max_write)),
             _ => {
                 let mut tried = 0u64;
                 loop {
-                    let Some((rail, max)) = self.next_rail(tried) else { break None };
+                    let Some((rail, max)) = self.next_rail(Way::In, tried) else { break None };
                     tried |= 1 << rail;
                     if let Some(qp) = self.reading_qp(rail, most, sink) {
                         break Some((rail, qp, max));
@@ -172,7 +173,7 @@ impl Connection {
         self.outstanding += 1;
         self.rails[rail].outstanding += 1;
         self.links[qp].posted();
-        self.rails[rail].pace.posted(next.piece.len.into(), now);
+        self.rails[rail].reading.posted(next.piece.len.into(), now);
         sink.read(qp, &next.piece, Token::read(qp, number));
         true
     }

@@ -6,11 +6,13 @@
 
 use super::aborted::Abort;
 use super::config::{Config, MAX_QPS, MAX_SLOTS};
-use super::event::{AbortReason, Event, ProtocolViolation, TransferId};
+use super::event::{AbortReason, Event, ProtocolViolation, Resolution, TransferId};
 use super::ledger::{Grant, RxLedger};
 use super::outbox::{Outbox, Queued};
 use super::record::{Counts, Slot};
 use super::sender::WINDOW;
+use super::word::{Word, Words};
+use std::time::Instant;
 
 pub(super) type Result<T = ()> = std::result::Result<T, ProtocolViolation>;
 
@@ -60,23 +62,27 @@ pub(super) struct Receiver {
     several: bool,
     /// Queue pairs whose rail has failed at some time, and was fenced on our side.
     pub(super) fenced: u64,
+    /// On grants that were taken back, or whose transfer is aborted.
+    words: Words,
     pub(super) arrived: u64,
 }
 
 impl Receiver {
-    pub(super) fn new(cfg: &Config, ledger: RxLedger, out: &mut Outbox) -> Self {
-        for (&grant, g) in &ledger.grants {
+    pub(super) fn new(cfg: &Config, mut ledger: RxLedger, now: Instant, out: &mut Outbox) -> Self {
+        let mut words = Words::default();
+        for (&grant, g) in &mut ledger.grants {
+            g.word = g.revoking.then(|| words.wait(cfg, now));
             if g.revoking {
                 out.queue(Queued::Revoke { grant });
             }
         }
-        let (ordered, several) = (cfg.ordered_mask(), cfg.rails.len() > 1);
-        Self { ledger, slots: Vec::new(), qps: cfg.qps(), ordered, several, fenced: 0, arrived: 0 }
+        let (qps, ordered, several) = (cfg.qps(), cfg.ordered_mask(), cfg.rails.len() > 1);
+        Self { ledger, slots: Vec::new(), qps, ordered, several, fenced: 0, words, arrived: 0 }
     }
 
     pub(super) fn issue_grant(&mut self, max_bytes: u64) -> u64 {
         let id = self.reserve_grant();
-        self.ledger.grants.insert(id, Grant { max_bytes, revoking: false, claimed: None });
+        self.ledger.grants.insert(id, Grant { max_bytes, revoking: false, claimed: None, word: None });
         id
     }
 
@@ -110,15 +116,40 @@ impl Receiver {
     }
 
     /// From here on the grant's arrival cannot come any more. Unknown and used-up grants are ignored.
-    pub(super) fn revoke_grant(&mut self, grant: u64, out: &mut Outbox) {
+    pub(super) fn revoke_grant(&mut self, cfg: &Config, grant: u64, now: Instant, out: &mut Outbox) {
         let Some(g) = self.ledger.grants.get_mut(&grant) else { return };
         let aborted = g.claimed.is_some_and(|s| self.slots[usize::from(s)].abort.is_some());
         if g.revoking || aborted {
             return;
         }
         g.revoking = true;
+        g.word = Some(self.words.wait(cfg, now));
         out.event(Event::Aborted { grant, reason: AbortReason::Revoked });
         out.queue(Queued::Revoke { grant });
+    }
+
+    /// The transfer under a grant is aborted.
+    pub(super) fn await_word(&mut self, cfg: &Config, grant: u64, now: Instant) {
+        if let Some(g) = self.ledger.grants.get_mut(&grant) {
+            g.word.get_or_insert_with(|| self.words.wait(cfg, now));
+        }
+    }
+
+    /// When the peer must have said its last word on a grant.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        self.words.timeout()
+    }
+
+    /// False when the peer has not said its last word on a grant in time.
+    pub(super) fn is_in_time(&mut self, cfg: &Config, recovering: bool, now: Instant) -> bool {
+        let words = self.ledger.grants.values_mut().filter_map(|g| g.word.as_mut());
+        self.words.are_in_time(cfg, recovering, now, words)
+    }
+
+    /// It gets its whole time once more.
+    pub(super) fn wait_again(&mut self, cfg: &Config, now: Instant) {
+        let words = self.ledger.grants.values_mut().filter_map(|g| g.word.as_mut());
+        words.for_each(|word| *word = Word::new(cfg, now));
     }
 
     pub(super) fn on_resolved_below(&mut self, watermark: u64) {
@@ -211,19 +242,24 @@ impl Receiver {
     }
 
     /// The sender asks about a transfer of an earlier connection, which is fenced: whatever has not been delivered
-    /// never will be.
+    /// never will be. What was granted before our ledger began is forgotten, and so is what became of it.
     pub(super) fn on_query(&mut self, transfer: u64, grant: u64, out: &mut Outbox) -> Result {
         if transfer < self.ledger.resolved_below {
             return broken("a question about a transfer that was resolved");
         }
-        if !self.is_over(transfer)? {
-            if grant >= self.ledger.next_grant {
-                return broken("a question about a grant that was never issued");
-            }
+        let resolution = if self.ledger.delivered.contains(transfer) {
+            Resolution::Landed
+        } else if self.is_over(transfer)? {
+            Resolution::NotDelivered
+        } else if grant < self.ledger.first_grant {
+            Resolution::Unknown
+        } else if grant < self.ledger.next_grant {
             self.end_unstarted(transfer, grant, AbortReason::ConnectionLost, out)?;
-        }
-        let landed = self.ledger.delivered.contains(transfer);
-        out.queue(Queued::Answer { transfer, landed });
+            Resolution::NotDelivered
+        } else {
+            return broken("a question about a grant that was never issued");
+        };
+        out.queue(Queued::Answer { transfer, resolution });
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What control messages are made of: records. How each is written is in `codec`.
 
-use super::event::{ReadRefusal, SenderReason};
+use super::event::{ReadRefusal, Resolution, SenderReason};
 
 /// Which notifications name a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ pub(super) enum Record<'a> {
     },
     Answer {
         transfer: u64,
-        landed: bool,
+        resolution: Resolution,
     },
     /// Do not use this grant any more.
     Revoke {

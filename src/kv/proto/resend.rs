@@ -9,11 +9,9 @@ use std::collections::VecDeque;
 
 use super::codec::{FIELD, FRAGMENT_OVERHEAD, RESENT_OVERHEAD};
 use super::control::{HEAD, NUMBER, Records};
+use super::ranges::MAX_GAPS;
 use super::record::Record;
 use super::{Connection, ProtocolViolation};
-
-/// Gaps among the numbers of one queue pair, beyond which the peer makes them up: each is a message under way.
-const MAX_GAPS: usize = 4096;
 
 /// A message that may not have been received: its records.
 #[derive(Debug)]

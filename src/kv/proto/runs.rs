@@ -11,30 +11,54 @@ pub(super) struct Run {
 
 /// Runs, the first of them in place: most plans of one block, or of neighbours, allocate nothing. The plans of several
 /// layers share the others.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Runs {
-    first: Option<Run>,
-    rest: Option<Arc<Vec<Run>>>,
+#[derive(Clone, Debug)]
+pub(super) enum Runs {
+    Own {
+        first: Option<Run>,
+        rest: Option<Arc<Vec<Run>>>,
+    },
+    /// Each of the source goes to that in its place of the target, which is as long. The target may have more.
+    Alike {
+        src: Arc<Vec<(u32, u32)>>,
+        dst: Arc<Vec<(u32, u32)>>,
+    },
 }
 
 impl Runs {
     pub(super) fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
+        match self {
+            Self::Own { first, rest } => {
+                usize::from(first.is_some()) + rest.as_ref().map_or(0, |rest| rest.len())
+            }
+            Self::Alike { src, .. } => src.len(),
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.first.is_none()
+        self.len() == 0
     }
 
     pub(super) fn get(&self, index: usize) -> Option<Run> {
-        match index.checked_sub(1) {
-            None => self.first,
-            Some(i) => self.rest.as_ref()?.get(i).copied(),
+        match self {
+            Self::Own { first, rest } => match index.checked_sub(1) {
+                None => *first,
+                Some(i) => rest.as_ref()?.get(i).copied(),
+            },
+            Self::Alike { src, dst } => {
+                let (&(src, count), &(dst, _)) = (src.get(index)?, dst.get(index)?);
+                Some(Run { src, dst, count })
+            }
         }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Run> {
-        self.first.iter().chain(self.rest.iter().flat_map(|rest| rest.iter())).copied()
+        (0..self.len()).filter_map(|index| self.get(index))
+    }
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self::Own { first: None, rest: None }
     }
 }
 
@@ -59,6 +83,6 @@ impl RunList {
     }
 
     pub(super) fn freeze(self) -> Runs {
-        Runs { first: self.first, rest: (!self.rest.is_empty()).then(|| Arc::new(self.rest)) }
+        Runs::Own { first: self.first, rest: (!self.rest.is_empty()).then(|| Arc::new(self.rest)) }
     }
 }

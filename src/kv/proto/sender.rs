@@ -8,7 +8,7 @@
 //! A transfer is over when the peer has spoken and no work request is outstanding; only then its slot is used again.
 //! Transfers are numbered without gaps, so that a ring buffer holds them: no allocation in steady state.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use super::config::Config;
@@ -40,6 +40,10 @@ struct SlotState {
 pub(super) struct Sender {
     pub(super) ledger: TxLedger,
     transfers: Numbered<Transfer>,
+    /// Those that are alive, by their grants.
+    by_grant: HashMap<u64, u64>,
+    /// Grants of what the ledger has in doubt or untold, of earlier connections.
+    earlier: HashSet<u64>,
     /// Accepted, no slot yet.
     waiting: VecDeque<u64>,
     /// With a slot, and something to post.
@@ -70,6 +74,8 @@ impl Sender {
         }
         Self {
             transfers: Numbered::from(ledger.next),
+            by_grant: HashMap::new(),
+            earlier: ledger.in_doubt.values().chain(ledger.untold.values()).copied().collect(),
             ledger,
             waiting: VecDeque::new(),
             active: VecDeque::new(),
@@ -97,7 +103,7 @@ impl Sender {
     pub(super) fn write(&mut self, cfg: &Config, req: WriteRequest) -> Result<TransferId, Refused> {
         let grant = req.grant.id;
         check_grant(cfg, &req.grant, req.plan.bytes())?;
-        if self.ledger.next - self.resolved_below() >= WINDOW {
+        if self.is_full() {
             return Err(Refused::Full { limit: WINDOW });
         }
         self.use_grant(grant)?;
@@ -129,8 +135,14 @@ impl Sender {
             released_told: false,
         });
         debug_assert_eq!(id + 1, self.ledger.next);
+        self.by_grant.insert(grant, id);
         self.timeout = Some(self.timeout.map_or(req.deadline, |t| t.min(req.deadline)));
         Ok(TransferId(id))
+    }
+
+    /// The peer remembers as much as it has to.
+    pub(super) fn is_full(&self) -> bool {
+        self.ledger.next - self.resolved_below() >= WINDOW
     }
 
     /// Uses a grant up: no other write or read takes it.
@@ -303,9 +315,9 @@ impl Sender {
     }
 
     fn remove(&mut self, id: u64) {
-        if let Some(slot) = self.transfers.remove(id).and_then(|t| t.slot) {
-            self.free.push(slot.index);
-        }
+        let Some(t) = self.transfers.remove(id) else { return };
+        self.by_grant.remove(&t.grant);
+        self.free.extend(t.slot.map(|slot| slot.index));
     }
 
     fn tell_done(&mut self, id: u64, outcome: Outcome, out: &mut Outbox) {
@@ -350,7 +362,9 @@ impl Sender {
 
     /// The receiver is done with an aborted transfer, of this connection or an earlier one.
     pub(super) fn on_abort_ack(&mut self, id: u64, out: &mut Outbox) -> Result<(), ProtocolViolation> {
-        self.ledger.untold.remove(&id);
+        if let Some(grant) = self.ledger.untold.remove(&id) {
+            self.earlier.remove(&grant);
+        }
         let next = self.ledger.next;
         let Some(t) = self.get_mut(id) else {
             return over(id, next, "an abort acknowledged that never was");
@@ -367,13 +381,13 @@ impl Sender {
     pub(super) fn on_answer(
         &mut self,
         id: u64,
-        landed: bool,
+        resolution: Resolution,
         out: &mut Outbox,
     ) -> Result<(), ProtocolViolation> {
-        if self.ledger.in_doubt.remove(&id).is_none() {
+        let Some(grant) = self.ledger.in_doubt.remove(&id) else {
             return Err(ProtocolViolation::Rule("an answer without a question"));
-        }
-        let resolution = if landed { Resolution::Landed } else { Resolution::NotDelivered };
+        };
+        self.earlier.remove(&grant);
         out.event(Event::Resolved { id: TransferId(id), resolution });
         Ok(())
     }
@@ -385,11 +399,10 @@ impl Sender {
             out.queue(Queued::Revoked { grant });
             return None;
         }
-        let Some(id) = self.ids().find(|&id| self.get(id).is_some_and(|t| t.grant == grant)) else {
+        let Some(&id) = self.by_grant.get(&grant) else {
             // Over, or burned by a request whose answer an earlier connection has lost. A question or an abort that
             // is still to be settled frees the grant by itself.
-            let earlier = [&self.ledger.in_doubt, &self.ledger.untold];
-            if !earlier.into_iter().any(|m| m.values().any(|&g| g == grant)) {
+            if !self.earlier.contains(&grant) {
                 out.queue(Queued::Revoked { grant });
             }
             return None;

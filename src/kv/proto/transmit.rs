@@ -7,6 +7,7 @@ use super::control::{Class, Head};
 use super::credits::Urgency;
 use super::event::{Sink, Token, Transmitted};
 use super::outbox::Queued;
+use super::pace::Way;
 use super::plan::{Cursor, Piece};
 use super::rails::Rail;
 use super::record::{Counts, Record};
@@ -38,6 +39,8 @@ struct Cut {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Posted,
+    /// It was pages, which take long to make.
+    PostedPages,
     /// No queue pair has the room or the credit that it needs.
     Blocked,
     /// It has nothing more to post.
@@ -59,19 +62,33 @@ impl Connection {
         self.links.iter_mut().for_each(|link| link.look(now));
         self.settle_reads();
         self.transmit_control(sink, &mut budget);
-        // Before data, which fills the send queues: READs are few at a time.
-        self.transmit_reads(now, sink, &mut budget);
-        self.transmit_data(now, sink, &mut budget);
+        // Who had what there was of a send queue is second the next time.
+        let before = budget;
+        let paged;
+        if self.reads_first {
+            self.transmit_reads(now, sink, &mut budget);
+            self.reads_first = budget == before;
+            paged = self.transmit_data(now, sink, &mut budget);
+        } else {
+            paged = self.transmit_data(now, sink, &mut budget);
+            self.reads_first = budget < before;
+            self.transmit_reads(now, sink, &mut budget);
+        }
         self.transmit_control(sink, &mut budget);
         if self.ready_to_close() {
             self.close_sent = true;
             self.out.queue(Queued::Close);
             self.transmit_control(sink, &mut budget);
         }
-        if budget == 0 { Transmitted::More } else { Transmitted::Idle }
+        match (paged, budget) {
+            (true, _) => Transmitted::Again,
+            (false, 0) => Transmitted::More,
+            (false, _) => Transmitted::Idle,
+        }
     }
 
-    fn transmit_data(&mut self, now: Instant, sink: &mut impl Sink, budget: &mut usize) {
+    /// True when it has stopped behind a WRITE of pages.
+    fn transmit_data(&mut self, now: Instant, sink: &mut impl Sink, budget: &mut usize) -> bool {
         self.sender.activate(&self.cfg);
         // Ends when all active transfers are blocked, one after the other.
         let mut blocked = 0;
@@ -81,14 +98,18 @@ impl Connection {
                 break;
             }
             let Some(id) = self.sender.active.pop_front() else { break };
-            let mut posted = 0;
+            let (mut posted, mut paged) = (0, false);
             let finished = loop {
-                let step =
-                    if posted < QUANTUM && *budget > 0 { self.step(id, now, sink) } else { Step::Blocked };
+                let step = if posted < QUANTUM && *budget > 0 && !paged {
+                    self.step(id, now, sink)
+                } else {
+                    Step::Blocked
+                };
                 match step {
-                    Step::Posted => {
+                    Step::Posted | Step::PostedPages => {
                         posted += 1;
                         *budget -= 1;
+                        paged = step == Step::PostedPages;
                     }
                     Step::Blocked => {
                         self.sender.active.push_back(id);
@@ -97,8 +118,12 @@ impl Connection {
                     Step::Finished => break true,
                 }
             };
+            if paged {
+                return true;
+            }
             blocked = if posted == 0 && !finished { blocked + 1 } else { 0 };
         }
+        false
     }
 
     /// Posts one work request of a transfer.
@@ -113,6 +138,7 @@ impl Connection {
         };
         let Some(t) = self.sender.get_mut(id) else { return Step::Finished };
         let by_imm = self.cfg.rails[rail].notify == Notify::Imm;
+        let posted = if pages.is_some() { Step::PostedPages } else { Step::Posted };
         self.rails[rail].used(qp);
         self.data_rail = (rail + 1) % self.rails.len();
         t.cursor = cursor;
@@ -147,7 +173,7 @@ impl Connection {
             return self.step_tail(id, now, sink);
         }
         self.on_data_posted(qp, piece.map_or(0, |p| p.len), now);
-        Step::Posted
+        posted
     }
 
     /// Cuts the next piece, for the first rail in turn that has a queue pair for it.
@@ -157,7 +183,7 @@ impl Connection {
             return self.rails[0].pace.may_queue().then(|| self.cut_for(t, 0, rail.max_write, sink))?;
         }
         let mut tried = 0u64;
-        while let Some((rail, max_write)) = self.next_rail(tried) {
+        while let Some((rail, max_write)) = self.next_rail(Way::Out, tried) {
             tried |= 1 << rail;
             let cut = self.cut_for(t, rail, max_write, sink);
             if cut.is_some() {
@@ -222,7 +248,7 @@ impl Connection {
     }
 
     fn transmit_control(&mut self, sink: &mut impl Sink, budget: &mut usize) {
-        let nothing_left = self.out.urgent.is_empty() && !self.is_recovering();
+        let nothing_left = self.out.is_empty() && !self.is_recovering();
         if self.both_closed() && nothing_left {
             return;
         }
@@ -320,17 +346,17 @@ impl Connection {
 
     /// Drops what has become pointless, and says whether something waits that can travel on any queue pair.
     fn common_urgency(&mut self) -> Option<Urgency> {
-        while let Some(&Queued::Abort { transfer }) = self.out.urgent.front()
+        while let Some(Queued::Abort { transfer }) = self.out.front()
             && self.sender.get(transfer).is_none_or(|t| t.resolved)
         {
-            self.out.urgent.pop_front();
+            self.out.pop();
         }
         while let Some(&id) = self.sender.headers.front()
             && !self.sender.is_header_due(id)
         {
             self.sender.headers.pop_front();
         }
-        if !self.out.urgent.is_empty() || self.incoming.must_report() {
+        if !self.out.is_empty() || self.incoming.must_report() {
             return Some(Urgency::Urgent);
         }
         let again = !self.resend.is_empty() || !self.talks.is_empty();
@@ -340,11 +366,11 @@ impl Connection {
 
     /// Fills the rest of a message with records that may travel on any queue pair.
     fn fill_common(&mut self) {
-        while let Some(&queued) = self.out.urgent.front() {
+        while let Some(queued) = self.out.front() {
             if self.record(queued).is_some_and(|record| !self.builder.push(&record)) {
                 return;
             }
-            self.out.urgent.pop_front();
+            self.out.pop();
         }
         while self.resend.next(|record| self.builder.push(record)) {}
         while let Some((rail, bytes)) = self.talks.front() {
@@ -379,7 +405,7 @@ impl Connection {
             }
             Queued::AbortAck { transfer } => Record::AbortAck { transfer },
             Queued::Query { transfer, grant } => Record::Query { transfer, grant },
-            Queued::Answer { transfer, landed } => Record::Answer { transfer, landed },
+            Queued::Answer { transfer, resolution } => Record::Answer { transfer, resolution },
             Queued::Revoke { grant } => Record::Revoke { grant },
             Queued::Revoked { grant } => Record::Revoked { grant },
             Queued::ReadDone { grant, bytes, reason } => Record::ReadDone { grant, bytes, reason },

@@ -187,6 +187,7 @@ impl SoftChannel {
             Err(TryLockError::WouldBlock) => return Ok(()),
         };
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        let eager = self.sleeping.load(Ordering::SeqCst);
         let (mut connected, mut shared, mut ask_epoll, mut timed) = (0, false, false, false);
         for qp in members.iter().flatten() {
             match qp.phase() {
@@ -196,7 +197,7 @@ impl SoftChannel {
                 // Waits for an edge: of a listener, a dial, room in a socket buffer, or the end of a connection.
                 Phase::Waiting => ask_epoll = true,
             }
-            timed |= qp.deadline().is_some();
+            timed |= qp.due(eager).is_some();
         }
         let direct = connected <= DIRECT_QPS;
         // By a process that has died nothing changes in the shared memory.
@@ -206,12 +207,11 @@ impl SoftChannel {
             self.take_edges(&members, |_| ())?;
         }
         let now = timed.then(Instant::now);
-        let eager = self.sleeping.load(Ordering::SeqCst);
         let (count, mut left) = (members.len(), SLICE_BYTES);
         for step in 0..count {
             let at = (*start + step) % count;
             let Some(qp) = &members[at] else { continue };
-            let due = now.is_some_and(|now| qp.deadline().is_some_and(|d| d <= now));
+            let due = now.is_some_and(|now| qp.due(eager).is_some_and(|d| d <= now));
             if due || qp.has_work() || (direct && qp.phase() == Phase::Flowing) {
                 left = left.saturating_sub(qp.serve(self, direct, due, eager));
                 if left == 0 {

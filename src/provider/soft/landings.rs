@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Desc, Nak, Opcode};
 use super::link::{Link, Stream};
-use super::looks::Looks;
-use super::mr::MemRange;
+use super::looks::{self, Looks};
+use super::mr::{MemRange, Reach};
 use super::qp::QpInner;
 use super::rx::Stop;
 use super::shm::{NoCopy, PeerMap, Reference, ShmLink};
@@ -22,11 +22,13 @@ use super::sq::Cause;
 use super::tuning::SHARED_FLIGHT;
 use crate::cuda::{Copier, CudaError, Flight, Gpu, GpuTraffic, Slot, Source};
 use crate::memory::Mapping;
-use crate::pages::Checked;
-use crate::provider::{QpState, WcStatus};
+use crate::pages::{Checked, Pages};
+use crate::provider::{AccessFlags, QpState, WcStatus};
 
-/// Flights of a queue pair at a time: enough that one is queued while another is under way.
+/// Flights of a queue pair at a time: enough that one is queued while another is under way. Of pages the first ones are short, and there may
+/// be more.
 const FLIGHTS: usize = 4;
+const FLIGHTS_OF_PAGES: usize = 8;
 /// Pieces that are collected at most before they are queued.
 const PIECES: usize = 4096;
 /// Without order, messages that wait in line: they count as being in assembly.
@@ -72,6 +74,7 @@ struct Collected {
     bytes: u64,
     holds: Vec<Hold>,
     targets: Vec<Arc<Mapping>>,
+    asked: Vec<(u64, u64)>,
 }
 
 /// Copies under way.
@@ -84,6 +87,9 @@ struct InFlight {
     mark: Option<u64>,
     _holds: Vec<Hold>,
     _targets: Vec<Arc<Mapping>>,
+    /// What of it the peer writes, by addresses and bytes; and its pages, with the address of their first block.
+    asked: Vec<(u64, u64)>,
+    pages: Option<(u64, Pages)>,
 }
 
 /// What a queue pair has to do with GPUs.
@@ -98,6 +104,8 @@ pub(super) struct Landings {
     /// When the first of the flights was queued, or had its turn; and when to look at it again.
     since: Option<Instant>,
     next_look: Option<Instant>,
+    /// The same for a thread that polls all the time: it costs no wake-up.
+    next_glance: Option<Instant>,
     looks: Looks,
     /// Reading goes on with the next look: it waits for a driver.
     waits: bool,
@@ -137,7 +145,9 @@ impl Landings {
 
     /// As much is under way as may be: nothing more is read.
     pub(super) fn is_full(&self, ordered: bool) -> bool {
-        self.flights.len() >= FLIGHTS || (!ordered && self.line.len() >= IN_LINE)
+        let of_pages = self.flights.iter().all(|flight| flight.pages.is_some());
+        let most = if of_pages { FLIGHTS_OF_PAGES } else { FLIGHTS };
+        self.flights.len() >= most || (!ordered && self.line.len() >= IN_LINE)
     }
 
     /// Copies that were queued: the number of the last, and of the last before which all are over.
@@ -157,10 +167,30 @@ impl Landings {
         self.next_look
     }
 
+    /// When a thread that does not sleep asks.
+    pub(super) fn next_glance(&self) -> Option<Instant> {
+        self.next_glance
+    }
+
+    /// The first of the flights is to be asked about again.
+    fn ask_again(&mut self, bytes: u64, since: Instant, now: Instant) {
+        self.next_look = Some(self.looks.next(bytes, since, now));
+        self.next_glance = Some(looks::next_glance(since, now));
+    }
+
     /// The descriptor is here but for copies that are under way, its own or those before it.
     pub(super) fn wait_in_line(&mut self, desc: Desc) {
         let number = self.launched + u64::from(self.has_collected());
         self.line.push_back((desc, number));
+    }
+
+    /// Whether all that is being written for the peer is exposed to it still.
+    pub(super) fn keeps_to(&self, reach: &Reach) -> bool {
+        let collected = self.collected.iter().flat_map(|collected| &collected.asked);
+        let mut asked = self.flights.iter().flat_map(|flight| &flight.asked).chain(collected);
+        let mut pages = self.flights.iter().filter_map(|flight| flight.pages.as_ref());
+        asked.all(|&(addr, len)| reach.exposes(addr, len, AccessFlags::REMOTE_WRITE))
+            && pages.all(|(addr, pages)| reach.exposes_pages(*addr, pages, u64::MAX) != Some(false))
     }
 
     /// READs and atomics that wait in line.
@@ -262,9 +292,18 @@ impl Landings {
         let (number, targets) = (self.launched, vec![range.mapping().clone()]);
         let (mark, holds) = (Some(mark), vec![hold]);
         let bytes = bytes.into();
-        self.flights.push_back(InFlight { flight, number, bytes, mark, _holds: holds, _targets: targets });
+        let (asked, pages) = (Vec::new(), None);
+        let (_holds, _targets) = (holds, targets);
+        self.flights.push_back(InFlight { flight, number, bytes, mark, _holds, _targets, asked, pages });
         self.begun();
         Ok(true)
+    }
+
+    /// What was queued last are these pages, of which the first block is at `addr`.
+    pub(super) fn are_of(&mut self, addr: u64, pages: Pages) {
+        if let Some(last) = self.flights.back_mut() {
+            last.pages = Some((addr, pages));
+        }
     }
 
     /// Copies bytes that came with a frame to memory of a GPU, behind what was collected for it.
@@ -279,6 +318,7 @@ impl Landings {
         collected.target(range.mapping());
         let (to, from) = (range.addr(), bytes.as_ptr().expose_provenance() as u64);
         collected.gathers = false;
+        collected.asked.extend(range.asked());
         collected.bytes += bytes.len() as u64;
         collected.copier.push(to, from, bytes.len() as u64);
         // The driver has taken a copy of the bytes when they are queued.
@@ -290,8 +330,8 @@ impl Landings {
             Some(at) => at,
             None => {
                 let copier = Copier::new(gpu.clone())?;
-                let (holds, targets) = (Vec::new(), Vec::new());
-                self.collected.push(Collected { copier, gathers: true, bytes: 0, holds, targets });
+                let (holds, targets, asked) = (Vec::new(), Vec::new(), Vec::new());
+                self.collected.push(Collected { copier, gathers: true, bytes: 0, holds, targets, asked });
                 self.collected.len() - 1
             }
         };
@@ -318,6 +358,7 @@ impl Landings {
             targets.iter().for_each(|mapping| mapping.written_by(&flight));
             let holds = std::mem::take(&mut collected.holds);
             let bytes = std::mem::take(&mut collected.bytes);
+            let asked = std::mem::take(&mut collected.asked);
             collected.gathers = true;
             self.flights.push_back(InFlight {
                 flight,
@@ -326,6 +367,8 @@ impl Landings {
                 mark: None,
                 _holds: holds,
                 _targets: targets,
+                asked,
+                pages: None,
             });
         }
         if let Some(last) = self.flights.back_mut() {
@@ -340,7 +383,7 @@ impl Landings {
     fn begun(&mut self) {
         let now = Instant::now();
         let (Some(first), since) = (self.flights.front(), *self.since.get_or_insert(now)) else { return };
-        self.next_look = Some(self.looks.next(first.bytes, since, now));
+        self.ask_again(first.bytes, since, now);
     }
 
     /// The first of the flights is likely to be over in a moment.
@@ -361,8 +404,9 @@ impl Landings {
             let now = Instant::now();
             let since = *self.since.get_or_insert(now);
             if !done {
+                let bytes = first.bytes;
                 self.looks.in_vain();
-                self.next_look = Some(self.looks.next(first.bytes, since, now));
+                self.ask_again(bytes, since, now);
                 return Ok(mark);
             }
             let took = (!before).then(|| now.saturating_duration_since(since));
@@ -375,6 +419,7 @@ impl Landings {
         self.since = None;
         // Who waits for a driver looks for that.
         self.next_look = self.next_look.filter(|_| self.waits);
+        self.next_glance = None;
         Ok(mark)
     }
 
@@ -392,7 +437,7 @@ impl Landings {
         self.flights.clear();
         self.line.clear();
         self.collected.clear();
-        (self.since, self.next_look) = (None, None);
+        (self.since, self.next_look, self.next_glance) = (None, None, None);
     }
 }
 
@@ -401,6 +446,10 @@ impl Collected {
     fn add(&mut self, range: MemRange<'_>, from: u64, hold: Hold) {
         let len = range.len() as u64;
         self.bytes += len;
+        match (range.asked(), self.asked.last_mut()) {
+            (Some((addr, len)), Some((at, all))) if *at + *all == addr => *all += len,
+            (asked, _) => self.asked.extend(asked),
+        }
         // Neighbours in two allocations are no neighbours.
         if self.hold(hold) & self.target(range.mapping()) {
             self.copier.push(range.addr(), from, len);
@@ -478,7 +527,15 @@ impl QpInner {
             self.landings.looks.looked(asked, Instant::now());
         }
         self.land();
-        self.look_while(Landings::is_near);
+        self.look_if_near();
+    }
+
+    /// Looks until the first of the copies is over, where that is likely in a moment. What is there to be read comes first: it is to be
+    /// queued behind them.
+    pub(super) fn look_if_near(&mut self) {
+        if !(self.readable && self.may_read(self.held().1)) {
+            self.look_while(Landings::is_near);
+        }
     }
 
     /// More is collected than should wait. `slots`: it is of slots, for which the peer waits.

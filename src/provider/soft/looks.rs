@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 /// The least and the longest time between two looks.
 const FIRST_LOOK: Duration = Duration::from_micros(10);
 const LAST_LOOK: Duration = Duration::from_millis(1);
+/// Between two looks of a thread that polls all the time, at least. It costs that thread a microsecond.
+const GLANCE: Duration = Duration::from_micros(2);
 /// Shorter copies say more of the way to the GPU than of its rate, and are over as soon as one can look.
 const TELLING: u64 = 4 << 20;
 /// So long before the end is soon enough.
@@ -75,6 +77,11 @@ impl Looks {
         let age = now.saturating_duration_since(since);
         self.expects(bytes).is_some_and(|all| (early(all)..all + lead(all)).contains(&age))
     }
+}
+
+/// When somebody looks at one that began at `since`, and is not over `now`, who polls all the time anyway.
+pub(super) fn next_glance(since: Instant, now: Instant) -> Instant {
+    now + (now.saturating_duration_since(since) / 16).max(GLANCE)
 }
 
 /// A little before the end.

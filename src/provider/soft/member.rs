@@ -34,6 +34,8 @@ pub(super) struct QpShared {
     phase: AtomicU8,
     /// Nanoseconds after `base`; 0 is none.
     deadline: AtomicU64,
+    /// The same for who polls all the time, and does not sleep until then.
+    glance: AtomicU64,
     /// From its connection on, when that is over shared memory: what its peer has done to it.
     rings: OnceLock<Arc<Rings>>,
     pub(super) inner: Mutex<QpInner>,
@@ -52,6 +54,7 @@ impl QpShared {
             work: AtomicBool::new(false),
             phase: AtomicU8::new(Phase::Idle as u8),
             deadline: AtomicU64::new(0),
+            glance: AtomicU64::new(0),
             rings: OnceLock::new(),
             inner: Mutex::new(inner),
         }
@@ -89,6 +92,7 @@ impl QpShared {
         self.work.store(qp.has_work(), Ordering::SeqCst);
         self.phase.store(qp.phase() as u8, Ordering::SeqCst);
         self.deadline.store(qp.deadline().map_or(0, nanos), Ordering::SeqCst);
+        self.glance.store(qp.glance().map_or(0, nanos), Ordering::Relaxed);
         if let Some(link) = qp.link.shm() {
             self.rings.get_or_init(|| link.rings().clone());
         }
@@ -127,7 +131,18 @@ impl QpShared {
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
-        match self.deadline.load(Ordering::Relaxed) {
+        self.at(&self.deadline)
+    }
+
+    /// When somebody who polls should serve it without any other reason. With `eager` nobody may come again soon, and whoever sleeps would
+    /// be woken for a glance.
+    pub(super) fn due(&self, eager: bool) -> Option<Instant> {
+        let glance = self.at(&self.glance).filter(|_| !eager);
+        self.deadline().into_iter().chain(glance).min()
+    }
+
+    fn at(&self, nanos: &AtomicU64) -> Option<Instant> {
+        match nanos.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(self.base + Duration::from_nanos(nanos)),
         }

@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use super::tuning::SLOTS_AT_HAND;
 use super::{SoftDevice, SoftPd};
-use crate::cuda::{DeviceMemory, SlotPool};
+use crate::cuda::{Copier, DeviceMemory, SlotPool};
 use crate::device::SoftTransport;
 use crate::error::MemoryError;
 use crate::memory::Mapping;
@@ -73,6 +73,10 @@ impl SoftPd {
         if self.device.fails_mr() {
             let source = io::Error::from_raw_os_error(libc::ENOMEM);
             return Err(MemoryError::Os { what: "registering memory", len, source });
+        }
+        // The driver compiles now what copies to it and from it: no queue pair waits for that.
+        if let Some(Err(error)) = mapping.device_memory().map(|memory| Copier::prepare(memory.gpu())) {
+            tracing::debug!(%error, "pieces are copied one by one until the kernel for them can be made");
         }
         // What it is staged through over TCP is made now: it takes its time, and is there as long as this is registered.
         let tcp = self.device.transport != SoftTransport::Shm;
@@ -225,6 +229,7 @@ impl MrGuard<'_> {
             addr,
             len: len as usize,
             mapping: &entry.mapping,
+            written: access == AccessFlags::REMOTE_WRITE,
             held: PhantomData,
         })
     }
@@ -291,6 +296,8 @@ pub(super) struct MemRange<'g> {
     addr: u64,
     len: usize,
     mapping: &'g Arc<Mapping>,
+    /// It was looked up for the peer, to write to it.
+    written: bool,
     held: PhantomData<&'g ()>,
 }
 
@@ -306,6 +313,11 @@ impl<'g> MemRange<'g> {
 
     pub(super) fn mapping(self) -> &'g Arc<Mapping> {
         self.mapping
+    }
+
+    /// Where it is, and its bytes, when the peer writes to it: as long as it is exposed.
+    pub(super) fn asked(self) -> Option<(u64, u64)> {
+        self.written.then_some((self.addr, self.len as u64))
     }
 
     /// `len` bytes of it, from `offset` on.

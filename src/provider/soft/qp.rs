@@ -275,6 +275,12 @@ impl SoftQp {
         }
     }
 
+    /// Whether all that is being copied for the peer is exposed to it still.
+    pub(crate) fn keeps_to_exposure(&self) -> bool {
+        let qp = lock(&self.shared.inner);
+        qp.landings.keeps_to(&qp.reach)
+    }
+
     /// What went to and from memory of GPUs.
     pub(crate) fn gpu_traffic(&self) -> GpuTraffic {
         lock(&self.shared.inner).landings.traffic()

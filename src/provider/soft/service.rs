@@ -50,7 +50,7 @@ impl QpInner {
     }
 
     /// What has come can be executed.
-    fn may_read(&self, stalled: bool) -> bool {
+    pub(super) fn may_read(&self, stalled: bool) -> bool {
         let room = !self.landings.is_full(self.device.caps.ordered);
         !stalled && room && self.rx.not_ready.is_none() && self.refusal.is_none()
     }
@@ -106,6 +106,11 @@ impl QpInner {
             }
             _ => self.connect_by,
         }
+    }
+
+    /// When a thread that polls all the time should serve it, though there is no deadline yet.
+    pub(super) fn glance(&self) -> Option<Instant> {
+        self.landings.next_glance().filter(|_| matches!(self.link, Link::Up(_)))
     }
 
     pub(super) fn connect(
@@ -259,6 +264,7 @@ impl QpInner {
         }
         if matches!(self.link, Link::Up(_)) {
             moved += self.receive(QP_SLICE_BYTES);
+            self.look_if_near();
             if due && self.rnr_overdue() {
                 self.refuse_not_ready();
             }

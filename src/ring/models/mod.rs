@@ -11,6 +11,8 @@
 //! | `wakers` | R3: wakers fire, and drop, outside of the lock | `end` wakes at once |
 //! | `polling` | R3: a completion between the last poll and the arm is seen | `poll_and_arm` answers `Idle` at the first arm |
 //! | `credits` | R4: never more posted than the depth, and what waits is posted | `served` leaves a half noted |
+//! | `credits` | R4: who does not wait is refused, and never queued | `submit` does not look at `when_full` |
+//! | `credits` | R4: a waiter that leaves while it gets its turn holds nobody up | `cancel_queued` leaves it in the queue |
 //! | `credits` | R7: what is submitted during a close ends, and nothing is posted after the destruction | `submit` does not look at `closing` |
 
 mod credits;

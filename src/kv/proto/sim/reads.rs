@@ -76,7 +76,7 @@ impl World {
         if rng.one_in(3) {
             blocks.reverse();
         }
-        let id = conn.issue_read_grant();
+        let id = conn.issue_read_grant(1 << 40);
         let tag = self.tags;
         self.tags += 1;
         sources.take(&blocks, (peer.0, OF_READ | id));

@@ -122,7 +122,7 @@ fn k10_an_abort_waits_for_the_fence_of_its_rail_not_for_its_own_grace() {
 #[test]
 fn k10_a_cancelled_read_that_is_stuck_on_a_rail_takes_that_rail_only() {
     let mut p = Pair::new(Config { rails: vec![rail(); 2], ..config() });
-    let id = p.conns[1].issue_read_grant();
+    let id = p.conns[1].issue_read_grant(1 << 30);
     let grant = GrantRef { id, owner_epoch: 2, bound_epoch: 1, max_bytes: 1 << 30 };
     let by = ReadBy::Rdma { plan: plan(2, 12 * 4096), depth: 4, qps: 4 };
     let deadline = p.now + Duration::from_secs(1);

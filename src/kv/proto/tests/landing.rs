@@ -118,6 +118,94 @@ fn k2_in_doubt_that_never_arrived_resolves_to_not_delivered() {
     assert_eq!(p.write(g, 4096), Err(Refused::StaleGrant { grant: g.id }));
 }
 
+/// As a driver keeps it between two connections.
+#[test]
+fn k2_an_ended_connection_leaves_what_resolves_its_doubts_and_no_grant() {
+    for cfg in all_modes() {
+        let cfg = each(cfg, |rail| rail.qps = 1);
+        let mut p = Pair::new(cfg.clone());
+        let grants: Vec<GrantRef> = (0..7).map(|_| p.grant()).collect();
+        let ids: Vec<TransferId> = grants[..5].iter().map(|&g| p.write(g, 4096).expect("fresh")).collect();
+        let posted = p.transmit(0);
+        // What the first message tells of comes, and the rest does not.
+        let header = posted.iter().position(|wr| matches!(wr, Posted::Send(..))).expect("a header");
+        let (came, lost) = posted.split_at(header + 1);
+        came.iter().for_each(|wr| p.receive(1, wr).expect("sound"));
+        assert!(came.iter().chain(lost).filter(|wr| wr.is_write()).count() >= 5);
+        let arrived = p.events(1);
+        p.conns[0].connection_lost(Cause::Transport, p.now);
+        let doubts = p.events(0).into_iter().filter_map(|e| match e {
+            Event::Done { id, outcome: Outcome::InDoubt(_), .. } => Some(id),
+            _ => None,
+        });
+        let doubts: Vec<TransferId> = doubts.collect();
+        assert!(!doubts.is_empty() && doubts.iter().all(|id| ids.contains(id)));
+        let mut ledgers = p.ledgers();
+        ledgers.iter_mut().for_each(Ledger::end_connection);
+        let mut p = Pair::with(cfg, ledgers);
+        // A grant of the new connection is another one.
+        let fresh = p.grant();
+        p.write(fresh, 4096).expect("no grant of an earlier connection has its number");
+        p.settle();
+        for event in p.events(0) {
+            if let Event::Resolved { id, resolution } = event {
+                let landed =
+                    arrived.iter().any(|e| matches!(e, Event::Arrived { transfer, .. } if *transfer == id));
+                let want = if landed { Resolution::Landed } else { Resolution::NotDelivered };
+                assert!(doubts.contains(&id) && resolution == want, "{id:?}");
+            }
+        }
+        assert!(p.conns[0].sender.ledger.in_doubt.is_empty(), "each is resolved");
+        assert_eq!(arrivals(&p.events(1)), 1);
+    }
+}
+
+#[test]
+fn k2_a_peer_that_has_forgotten_says_so_and_goes_on() {
+    let mut p = Pair::new(config());
+    let back = |p: &mut Pair, id: u64| {
+        let grant = GrantRef { id, owner_epoch: 1, bound_epoch: 2, max_bytes: 1 << 30 };
+        let deadline = p.now + Duration::from_secs(1);
+        p.conns[1].write(WriteRequest { grant, plan: plan(1, 4096), tag: 5, deadline }, p.now).expect("fresh")
+    };
+    // Both ways, so that each remembers numbers of the other's.
+    for _ in 0..3 {
+        let g = p.grant();
+        p.write(g, 4096).expect("fresh");
+        let g = p.conns[0].issue_grant(4096);
+        back(&mut p, g);
+    }
+    p.settle();
+    let g = p.grant();
+    let id = p.write(g, 4096).expect("fresh");
+    for wr in p.transmit(0) {
+        p.receive(1, &wr).expect("sound");
+    }
+    p.conns[0].connection_lost(Cause::Transport, p.now);
+    let cfg = p.cfg.clone();
+    let [mut a, b] = p.ledgers();
+    a.end_connection();
+    let mut first = Numbers::default();
+    first.forget(&b);
+    let mut p = Pair::with(cfg, [a, Ledger::from(2, 1, first)]);
+    // Granted before the question has come: that is about another grant.
+    let grants = [p.grant(), p.grant()];
+    p.settle();
+    assert_eq!(p.events(0), [Event::Resolved { id, resolution: Resolution::Unknown }]);
+    assert_eq!(p.events(1), []);
+    for g in grants {
+        p.write(g, 4096).expect("behind all that it has used");
+        let g = p.conns[0].issue_grant(4096);
+        back(&mut p, g);
+    }
+    p.settle();
+    for ep in 0..2 {
+        let events = p.events(ep);
+        assert_eq!((arrivals(&events), done(&events)), (2, vec![Outcome::Landed; 2]));
+    }
+    p.conns[0].assert_at_rest(&p.conns[1]);
+}
+
 #[test]
 fn k2_what_was_not_sent_entirely_is_not_delivered_and_the_receiver_is_told() {
     let mut cases = Vec::new();

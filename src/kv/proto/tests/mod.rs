@@ -3,6 +3,7 @@
 mod aborts;
 mod deadlines;
 mod gated;
+mod hostile;
 mod landing;
 mod limits;
 mod mapped;
@@ -140,7 +141,7 @@ impl Pair {
 
     fn transmit(&mut self, ep: usize) -> Vec<Posted> {
         let mut wire = Wire { room: self.room, posted: Vec::new() };
-        while self.conns[ep].poll_transmit(self.now, &mut wire) == Transmitted::More {}
+        while self.conns[ep].poll_transmit(self.now, &mut wire) != Transmitted::Idle {}
         wire.posted
     }
 
@@ -214,10 +215,16 @@ impl Pair {
 
     /// Both connections die and are fenced; a new pair takes their ledgers.
     fn reconnect(self) -> Self {
-        let [mut a, mut b] = self.conns;
-        a.fenced();
-        b.fenced();
-        Self::with(self.cfg, [a.into_ledger(), b.into_ledger()])
+        let cfg = self.cfg.clone();
+        Self::with(cfg, self.ledgers())
+    }
+
+    /// Both connections die and are fenced.
+    fn ledgers(self) -> [Ledger; 2] {
+        self.conns.map(|mut conn| {
+            conn.fenced();
+            conn.into_ledger()
+        })
     }
 }
 

@@ -70,7 +70,7 @@ impl Written {
     fn transmit(&mut self, p: &mut Pair, takes: &[u32]) -> Vec<Posted> {
         let wire = Wire { room: p.room, posted: Vec::new() };
         let mut paged = Paged { wire, takes, pages: 0, pieces: 0, targets: Vec::new() };
-        while p.conns[0].poll_transmit(p.now, &mut paged) == Transmitted::More {}
+        while p.conns[0].poll_transmit(p.now, &mut paged) != Transmitted::Idle {}
         self.pages += paged.pages;
         self.pieces += paged.pieces;
         for (at, len) in paged.targets {

@@ -4,7 +4,7 @@ use super::*;
 
 /// A grant of B for A to read.
 fn lend(p: &mut Pair) -> GrantRef {
-    let id = p.conns[1].issue_read_grant();
+    let id = p.conns[1].issue_read_grant(1 << 30);
     GrantRef { id, owner_epoch: 2, bound_epoch: 1, max_bytes: 1 << 30 }
 }
 
@@ -88,6 +88,52 @@ fn k1_a_read_by_write_is_done_when_the_write_has_arrived() {
         assert_eq!(p.events(1), [served], "neither the grant nor the transfer behind it is told");
         let [a, b] = &p.conns;
         a.assert_at_rest(b);
+    }
+}
+
+/// Whichever is large, and however little room there is in the send queue: each has its turn.
+#[test]
+fn k7_bulk_reads_and_small_writes_do_not_wait_for_each_other() {
+    const BULK: u64 = 128 << 20;
+    let rail = RailConfig { qps: 1, max_write: 2 << 20, max_reads: 16, ..rail() };
+    let cases = [1, 2].into_iter().flat_map(|rails| [2, 60].map(|room| (rails, room)));
+    for ((rails, room), bulk_reads) in cases.flat_map(|case| [(case, true), (case, false)]) {
+        let what = format!("{rails} rails, room for {room}, bulk by READs: {bulk_reads}");
+        let mut p = Pair::new(Config { rails: vec![rail; rails], ..config() });
+        let start = |p: &mut Pair, by_read: bool, bytes| {
+            let grant = if by_read { lend(p) } else { p.grant() };
+            if by_read {
+                let by = ReadBy::Rdma { plan: plan(rails, bytes), depth: 16, qps: 64 };
+                read(p, grant, by).expect("fresh");
+            } else {
+                p.write(grant, bytes).expect("fresh");
+            }
+        };
+        let mut wire = Wire { room: SQ_RESERVE + room, posted: Vec::new() };
+        let turn = |p: &mut Pair, wire: &mut Wire| {
+            let first = wire.posted.iter().position(|wr| wr.is_read() || wr.is_write()).expect("under way");
+            let first = wire.posted.remove(first);
+            p.now += Duration::from_micros(150);
+            p.pass(0, &first);
+            assert_eq!(p.conns[0].poll_transmit(p.now, wire), Transmitted::Idle);
+        };
+        start(&mut p, bulk_reads, BULK);
+        assert_eq!(p.conns[0].poll_transmit(p.now, &mut wire), Transmitted::Idle);
+        (0..8).for_each(|_| turn(&mut p, &mut wire));
+        start(&mut p, !bulk_reads, 4096);
+        assert_eq!(p.conns[0].poll_transmit(p.now, &mut wire), Transmitted::Idle);
+        let is_small = |wr: &Posted| if bulk_reads { wr.is_write() } else { wr.is_read() };
+        let mut turns = 0;
+        while !wire.posted.iter().any(is_small) {
+            turns += 1;
+            // With room it leaves at once; without, it has the second place that comes free.
+            assert!(turns <= 2 && room == 2, "{what}: it waits behind the bulk");
+            turn(&mut p, &mut wire);
+        }
+        // The bulk goes on.
+        (0..8).for_each(|_| turn(&mut p, &mut wire));
+        let is_bulk = |wr: &Posted| if bulk_reads { wr.is_read() } else { wr.is_write() };
+        assert!(wire.posted.iter().any(is_bulk), "{what}");
     }
 }
 

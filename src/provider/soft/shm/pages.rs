@@ -54,7 +54,10 @@ pub(in crate::provider::soft) fn encode(pages: &Pages, memory: u64, offset: u64,
     for stride in [pages.source.layer, pages.source.block, pages.target.layer, pages.target.block] {
         out.extend(stride.to_le_bytes());
     }
-    pages.pairs.iter().for_each(|pair| out.extend(pair.to_le_bytes()));
+    let at = out.len();
+    out.resize(at + 8 * pages.pairs.len(), 0);
+    let places = out[at..].as_chunks_mut::<8>().0;
+    places.iter_mut().zip(&pages.pairs).for_each(|(place, pair)| *place = pair.to_le_bytes());
 }
 
 /// The pages, the memory of the source, and where their span begins in it.
@@ -170,7 +173,7 @@ impl QpInner {
         else {
             return Err(Stop::refuse(&desc, Nak::Access));
         };
-        let mut take = 0u32;
+        let (mut take, mut at_once) = (0u32, false);
         if copied.is_ok() && far && range.device().is_some() && !incoming.by_piece {
             let pages = &incoming.checked.pages;
             let kernel = Copier::takes(pages);
@@ -186,7 +189,7 @@ impl QpInner {
             let checked = &incoming.checked;
             let whole = self.landings.collect_pages(link, &first, checked, range, (desc.len, mark));
             match whole {
-                Ok(true) => take = desc.len,
+                Ok(true) => (take, at_once) = (desc.len, true),
                 Ok(false) => incoming.by_piece = true,
                 Err(e) => copied = Err(e),
             }
@@ -224,8 +227,11 @@ impl QpInner {
             return self.not_copied(why, &desc, 1);
         }
         let whole = take == desc.len && far;
-        if self.rx.off + take == desc.len {
-            self.rx.pages = None;
+        if self.rx.off + take == desc.len
+            && let Some(incoming) = self.rx.pages.take()
+            && at_once
+        {
+            self.landings.are_of(desc.addr, incoming.checked.pages);
         }
         // Before anybody hears of it: whoever does may take the source away.
         self.free_ring();

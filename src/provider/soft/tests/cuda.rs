@@ -399,14 +399,40 @@ fn r9_no_kernel_reads_memory_of_another_gpu_that_was_not_opened_for_it() {
 fn k8_pieces_go_one_by_one_while_the_kernel_or_its_list_cannot_be_had() {
     in_both_ways(|here| {
         let mut g = Gpus::new(Profile::Default);
+        g.fake.refuse("cuModuleLoadData", usize::MAX);
         let (from, to) = pieces_of(&g, here);
-        for call in ["cuModuleLoadData", "cuMemAlloc"] {
-            g.fake.refuse(call, usize::MAX);
-            assert_eq!(write_pieces(&mut g, &from, &to, 5), (PIECES.1 as usize, 0), "{call}");
-            g.fake.refuse(call, 0);
+        assert_eq!(write_pieces(&mut g, &from, &to, 5), (PIECES.1 as usize, 0), "no kernel");
+        g.fake.refuse("cuModuleLoadData", 0);
+        g.fake.refuse("cuMemAlloc", usize::MAX);
+        let deadline = Instant::now() + DEADLINE;
+        while g.fake.count("cuModuleLoadData") == 0 {
+            // Asked for again with each, and made elsewhere.
+            assert_eq!(write_pieces(&mut g, &from, &to, 6), (PIECES.1 as usize, 0), "no room for a list");
+            assert!(Instant::now() < deadline, "a failure is kept");
         }
-        assert!(write_pieces(&mut g, &from, &to, 6).1 > 0, "a failure is not kept");
+        g.fake.refuse("cuMemAlloc", 0);
+        while write_pieces(&mut g, &from, &to, 7).1 == 0 {
+            assert!(Instant::now() < deadline, "a failure is kept");
+        }
     });
+}
+
+/// The driver takes tens of milliseconds for it.
+#[test]
+fn r9_the_kernel_is_made_with_a_registration_and_no_queue_pair_waits_for_it() {
+    let mut g = Gpus::new(Profile::Default);
+    let (from, to) = pieces_of(&g, true);
+    assert_eq!(g.fake.count("cuModuleLoadData"), 1, "both on one GPU");
+    assert!(write_pieces(&mut g, &from, &to, 5).1 > 0);
+    // One that could not be made then is made beside the thread that moves data.
+    let mut g = Gpus::new(Profile::Default);
+    g.fake.refuse("cuModuleLoadData", 2);
+    let (from, to) = pieces_of(&g, true);
+    let deadline = Instant::now() + DEADLINE;
+    while write_pieces(&mut g, &from, &to, 6).1 == 0 {
+        assert!(Instant::now() < deadline, "it is not made");
+    }
+    assert!(!g.fake.made_modules_on(std::thread::current().id()));
 }
 
 /// Two GPUs are to copy, the first one cannot, and a request behind that is refused: neither message has arrived.
