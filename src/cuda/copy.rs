@@ -2,8 +2,8 @@
 //!
 //! Completion is asked for ([`Flight::is_done`]), never called back: a callback may not come after an error of the context.
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::context::{Gpu, lock};
 use super::driver::{Driver, GatherArgs};
@@ -53,6 +53,8 @@ pub(crate) struct Flight {
     lists: Vec<List>,
     /// How many calls of the driver it took.
     calls: u32,
+    /// It was seen to be over: the driver is not asked again.
+    over: AtomicBool,
 }
 
 impl Copier {
@@ -160,7 +162,8 @@ impl Shared {
             None => driver.event()?,
         };
         // From here on a failure drops it, which waits for what was queued.
-        let mut flight = Flight { shared: self.clone(), event, lists: Vec::new(), calls: 0 };
+        let mut flight =
+            Flight { shared: self.clone(), event, lists: Vec::new(), calls: 0, over: AtomicBool::new(false) };
         let queued = queue(driver, self.stream, &mut flight);
         let recorded = driver.record(event, self.stream);
         if let Err(e) = queued.and(recorded) {
@@ -255,11 +258,19 @@ impl Flight {
 
     /// Whether all of it is copied. An error is of the copies, or of the whole context.
     pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
-        self.shared.gpu.enter()?.driver().is_done(self.event)
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
+        let over = self.shared.gpu.enter()?.driver().is_done(self.event)?;
+        self.over.store(over, Ordering::Relaxed);
+        Ok(over)
     }
 
     /// Waits until all of it is copied.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         self.shared.gpu.enter()?.driver().event_synchronize(self.event)
     }
 }

@@ -26,8 +26,8 @@ pub struct GpuTraffic {
     pub same_process: PathTraffic,
     /// Between memory of a GPU and host memory of a peer on this host. Counted by the receiver alone where the GPU is there.
     pub host: PathTraffic,
-    /// Through host memory: copied there by the sender, sent over TCP, and copied to the GPU by the receiver; or only one of the two,
-    /// where the other end is in host memory.
+    /// Through host memory: copied there by the sender, sent over TCP or mapped by both, and copied to the GPU by the receiver; or only one
+    /// of the two, where the other end is in host memory.
     pub staged: PathTraffic,
     /// GPUDirect: a network device has read and written the memory itself. Counted where a WRITE or a READ is posted.
     pub gpudirect: PathTraffic,

@@ -108,6 +108,12 @@ impl RawPeer {
         RawMemory(map)
     }
 
+    #[cfg(feature = "cuda")]
+    pub(in crate::provider::soft) fn lend_slots(&self, name: u64, bytes: u64, fd: BorrowedFd<'_>) {
+        let (word, len) = Word::Slots { name, bytes }.encode();
+        self.say_with(&word[..len], fd);
+    }
+
     pub(in crate::provider::soft) fn memfd(bytes: u64, sealed: bool) -> OwnedFd {
         let fd = memfd::create(bytes).unwrap();
         if sealed {

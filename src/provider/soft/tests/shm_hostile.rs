@@ -44,7 +44,12 @@ fn frame(descs: &[Desc], payload: &[u8], ack: u32) -> Vec<u8> {
 }
 
 /// A WRITE of `len` bytes to the start of `to`, whose payload is where `references` say: memfd, offset, length.
-fn referring(to: &Region<Exposed>, msn: u32, imm: Option<u32>, references: &[(u64, u64, u32)]) -> Vec<u8> {
+pub(super) fn referring(
+    to: &Region<Exposed>,
+    msn: u32,
+    imm: Option<u32>,
+    references: &[(u64, u64, u32)],
+) -> Vec<u8> {
     let len = references.iter().map(|r| r.2).fold(0, u32::wrapping_add);
     let remote = to.remote();
     let mut desc = Desc { total: len, len, ..Desc::new(Opcode::Write, msn) };

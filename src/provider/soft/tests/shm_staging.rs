@@ -1,9 +1,13 @@
 //! Staging within one host, by a recorded driver: slots that both sides have mapped, who copies when, and what an end leaves.
 
+use std::os::fd::AsFd;
+
 use super::cuda::{Gpus, traffic};
+use super::shm_hostile::{raw_peer, referring};
 use super::*;
 use crate::cuda::GpuWays;
 use crate::provider::soft::shm::inspect::play_two_processes;
+use crate::provider::soft::shm::raw::RawPeer;
 use crate::provider::soft::tuning::{SHARED_SLOT_BYTES, SHARED_SLOTS};
 
 const MIB: u64 = 1 << 20;
@@ -333,5 +337,43 @@ fn k8_many_small_pieces_are_gathered_to_a_slot_and_from_it() {
     for n in 0..COUNT {
         let at = ((COUNT - 1 - n) * 2 * PIECE) as usize;
         assert_eq!(contents(&to, n * 2 * PIECE, PIECE as usize), data[at..at + PIECE as usize], "{n}");
+    }
+}
+
+/// They are pinned on the receiver's account: it says how many there are, and nobody can take them from under it.
+#[test]
+fn b1_slots_of_another_size_number_or_kind_end_the_connection() {
+    const BYTES: u64 = (SHARED_SLOT_BYTES * SHARED_SLOTS) as u64;
+    for (what, said, bytes, sealed, twice) in [
+        ("none of that", BYTES, BYTES, true, false),
+        ("fewer bytes", BYTES - 4096, BYTES - 4096, true, false),
+        ("more bytes", 2 * BYTES, 2 * BYTES, true, false),
+        ("more bytes than was said", BYTES, 2 * BYTES, true, false),
+        ("less than was said", BYTES, BYTES - 4096, true, false),
+        ("not sealed", BYTES, BYTES, false, false),
+        ("two of them", BYTES, BYTES, true, true),
+    ] {
+        let mut side = Side::new(SoftTransport::Shm, Profile::Default);
+        let (qp, peer) = raw_peer(&side);
+        let to = side.region(8192, ALL);
+        post(&qp, 5, SendOp::Send { imm: None }, &[]);
+        recv(&qp, 1, None);
+        peer.lend_slots(9, said, RawPeer::memfd(bytes, sealed).as_fd());
+        if twice {
+            peer.lend_slots(10, said, RawPeer::memfd(bytes, sealed).as_fd());
+        }
+        peer.put(&referring(&to, 0, Some(3), &[(9, BYTES - 100, 100)]));
+        let deadline = Instant::now() + DEADLINE;
+        while side.seen.is_empty() {
+            side.poll();
+            assert!(Instant::now() < deadline, "not in time: {what}");
+        }
+        let seen = ids(&side.take());
+        if what == "none of that" {
+            assert_eq!(seen, [(1, WcStatus::Success)]);
+        } else {
+            assert_eq!(seen[0], (5, WcStatus::BadResponse), "{what}");
+            assert_eq!(qp.state(), QpState::Err, "{what}");
+        }
     }
 }
