@@ -274,8 +274,11 @@ async fn r4_more_blocks_than_any_queue_holds(on: On) {
     fill(&mut source, 5);
     let grant = receiver.grant(receiver.pool().try_alloc(18_880).unwrap()).unwrap();
     let (landed, _) = sender.write(WriteRequest::new(&grant, source)).await;
-    let wrs: u64 = if on.has_tables() { 18_880_u64.div_ceil(2_048) } else { 18_880 };
-    assert_eq!(landed.unwrap().wrs, wrs);
+    let wrs = landed.unwrap().wrs;
+    // A table has 2,048 entries at most; the first ones have fewer, since they travel while the others are made.
+    let tables = 18_880_u64.div_ceil(2_048);
+    let expected = if on.has_tables() { tables..=tables + 4 } else { 18_880..=18_880 };
+    assert!(expected.contains(&wrs), "{wrs} work requests, not {expected:?}");
     assert_eq!(wrong(receiver.next_arrival().await.unwrap().blocks(), 5, |p| p), 0);
 }
 
