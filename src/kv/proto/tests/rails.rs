@@ -247,7 +247,19 @@ fn k4_a_grant_that_was_taken_back_is_not_written_to_again_after_a_rail() {
         p.conns[1].revoke_grant(g.id, p.now);
         let word = p.transmit(1);
         word.iter().for_each(|wr| p.pass(1, wr));
-        p.lose_rail(&lost);
+        p.conns[0].rail_failed(0, Cause::Transport, p.now);
+        p.settle();
+        p.fence(0, 0, &lost);
+        p.fence(1, 0, &[]);
+        loop {
+            let (there, back) = (p.transmit(0), p.transmit(1));
+            assert!(!there.iter().any(Posted::is_write), "it is written again");
+            there.iter().for_each(|wr| p.pass(0, wr));
+            back.iter().for_each(|wr| p.pass(1, wr));
+            if there.is_empty() && back.is_empty() {
+                break;
+            }
+        }
         let (sender, receiver) = (p.events(0), p.events(1));
         assert_eq!(done(&sender), [Outcome::NotDelivered(Reason::Revoked)], "{sender:?}");
         assert!(sender.contains(&Event::Released { id }));
