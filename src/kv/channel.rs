@@ -175,8 +175,8 @@ impl KvChannel {
     /// [`Aborted`](ArrivalError::Aborted), or comes all the same if it had landed already. The blocks return to the pool
     /// when no late write can reach them. Those of a grant to read come out of [`next_served`](Self::next_served) when
     /// nobody reads them any more; the peer may have read all of them by then. A peer that does not say so within
-    /// [`abort_grace`](KvConfig::abort_grace) and four times [`peer_timeout`](KvConfig::peer_timeout) is lost
-    /// ([`Cause::PeerLost`](crate::kv::Cause::PeerLost)).
+    /// [`abort_grace`](crate::kv::KvConfig::abort_grace) and four times
+    /// [`peer_timeout`](crate::kv::KvConfig::peer_timeout) is lost ([`Cause::PeerLost`](crate::kv::Cause::PeerLost)).
     ///
     /// Does nothing for a grant that is used up, and for one of another channel or of the peer.
     pub fn revoke(&self, grant: &Grant) {
