@@ -174,7 +174,9 @@ impl KvChannel {
     /// Takes back a grant that this side issued on this channel. Its arrival ends with
     /// [`Aborted`](ArrivalError::Aborted), or comes all the same if it had landed already. The blocks return to the pool
     /// when no late write can reach them. Those of a grant to read come out of [`next_served`](Self::next_served) when
-    /// nobody reads them any more; the peer may have read all of them by then.
+    /// nobody reads them any more; the peer may have read all of them by then. A peer that does not say so within
+    /// [`abort_grace`](crate::kv::KvConfig::abort_grace) and four times
+    /// [`peer_timeout`](crate::kv::KvConfig::peer_timeout) is lost ([`Cause::PeerLost`](crate::kv::Cause::PeerLost)).
     ///
     /// Does nothing for a grant that is used up, and for one of another channel or of the peer.
     pub fn revoke(&self, grant: &Grant) {

@@ -11,8 +11,9 @@
 //! that one who comes under ever new epochs pushes nobody else out. One that does come back after it was forgotten is answered that
 //! what it asks about is not known any more; new numbers are behind all that it may remember.
 
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -28,8 +29,6 @@ use crate::connect::PeerAuth;
 const DEAD_KEPT: usize = 64;
 /// Peers without a connection whose ledgers are kept.
 const IDLE_KEPT: usize = 4096;
-/// Those that one origin may leave before it gives way to itself.
-const OF_ONE: usize = 16;
 
 /// The peers of an endpoint.
 #[derive(Debug)]
@@ -47,6 +46,8 @@ struct State {
     /// Behind all numbers of ledgers that were forgotten.
     forgotten: Numbers,
     dead: VecDeque<u64>,
+    /// Makes numbers of origins, which nobody outside can foresee.
+    hashed: RandomState,
 }
 
 #[derive(Debug)]
@@ -56,12 +57,9 @@ struct Peer {
     link: Link,
     /// Who it was when it was connected last. Its epoch is nobody else's.
     identity: Option<PeerAuth>,
-    /// Where it was then.
-    network: Option<IpAddr>,
+    /// That, and the network where it was then, as a number.
+    origin: u64,
 }
-
-/// Who may leave so many ledgers: holders of one key are told apart by where they come from.
-type Origin<'p> = (Option<&'p PeerAuth>, Option<IpAddr>);
 
 impl Peer {
     /// No connection uses its ledger, or is about to.
@@ -177,10 +175,11 @@ impl Peers {
     /// The committed connection is a channel now, with a peer at `from`.
     pub(super) fn live(&self, peer: u64, from: Option<IpAddr>, connection: u64, channel: &Arc<ChannelInner>) {
         let mut state = lock(&self.state);
+        let origin = state.number(&channel.peer_auth, from.map(network));
         let entry = state.peer(self.epoch, peer);
         entry.link = Link::Live { connection, channel: Arc::downgrade(channel) };
         entry.identity = Some(channel.peer_auth.clone());
-        entry.network = from.map(network);
+        entry.origin = origin;
         drop(state);
         self.changed.notify_waiters();
     }
@@ -248,7 +247,7 @@ impl State {
             ledger: Some(Ledger::from(epoch, peer, self.forgotten)),
             link: Link::None,
             identity: None,
-            network: None,
+            origin: 0,
         })
     }
 
@@ -290,20 +289,28 @@ impl State {
         }
     }
 
-    fn origin(&self, peer: u64) -> Origin<'_> {
-        let peer = self.by_epoch.get(&peer);
-        peer.map(|peer| (peer.identity.as_ref(), peer.network)).unwrap_or_default()
+    /// Who leaves ledgers: holders of one key are told apart by where they come from.
+    fn number(&self, who: &PeerAuth, network: Option<IpAddr>) -> u64 {
+        self.hashed.hash_one((who, network))
     }
 
-    /// Whose oldest is forgotten for one more of `newcomer`: its own, or, where it has few, that of whoever has most.
-    fn gives_way<'p>(&'p self, newcomer: Origin<'p>) -> Origin<'p> {
-        let mut counts: HashMap<Origin<'_>, usize> = HashMap::new();
+    fn origin(&self, peer: u64) -> u64 {
+        self.by_epoch.get(&peer).map_or(0, |peer| peer.origin)
+    }
+
+    /// Of which origin the oldest is forgotten for one more of `newcomer`: of whoever has most, and of several that have as many, of the
+    /// one whose oldest is older; but of the newcomer, if nobody has more.
+    fn gives_way(&self, newcomer: u64) -> u64 {
+        let mut counts: HashMap<u64, usize> = HashMap::new();
         for &epoch in &self.ended {
             *counts.entry(self.origin(epoch)).or_default() += 1;
         }
-        let own = counts.get(&newcomer).copied().unwrap_or_default();
-        let most = counts.into_iter().max_by_key(|&(_, count)| count);
-        most.filter(|_| own <= OF_ONE).map_or(newcomer, |(origin, _)| origin)
+        let most = counts.values().copied().max().unwrap_or_default();
+        if most > 1 && counts.get(&newcomer) == Some(&most) {
+            return newcomer;
+        }
+        let mut origins = self.ended.iter().map(|&epoch| self.origin(epoch));
+        origins.find(|origin| counts.get(origin) == Some(&most)).unwrap_or(newcomer)
     }
 }
 
@@ -449,8 +456,10 @@ mod tests {
         assert_eq!(peers.claim(epoch, who, epoch, &[]), Answer::Yes(()));
         let Answer::Yes(mut ledger) = peers.commit(epoch, who, epoch) else { panic!("no ledger") };
         let mut state = lock(&peers.state);
+        let origin = state.number(who, Some(network(from.parse().unwrap())));
         let peer = state.peer(peers.epoch, epoch);
-        (peer.identity, peer.network) = (Some(who.clone()), Some(network(from.parse().unwrap())));
+        peer.identity = Some(who.clone());
+        peer.origin = origin;
         drop(state);
         ledger.mark_used();
         peers.ended(epoch, epoch, ledger);
@@ -469,10 +478,11 @@ mod tests {
         // One that holds the same key, by another key of its own, and from a network with many addresses.
         let many = 1000..1000 + IDLE_KEPT as u64;
         many.clone().for_each(|n| leave(&peers, n, &key("all"), &format!("fd00::{n:x}")));
-        assert_eq!((knows(0..300), knows(many)), (300, IDLE_KEPT - 300));
+        assert_eq!((knows(0..300), knows(many.clone())), (300, IDLE_KEPT - 300));
         let other = 20_000..20_200;
         other.clone().for_each(|n| leave(&peers, n, &key("other"), "10.0.0.1"));
-        assert_eq!((knows(0..300), knows(other)), (300, OF_ONE));
+        // It has few, beside whoever has most: that one gives way.
+        assert_eq!((knows(0..300), knows(other), knows(many)), (300, 200, IDLE_KEPT - 500));
         // Who comes for the first time finds a place.
         leave(&peers, 50_000, &key("all"), "10.0.1.1");
         assert_eq!((knows(0..300), knows(50_000..50_001)), (300, 1));

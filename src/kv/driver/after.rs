@@ -125,7 +125,7 @@ impl KvDriver {
             }
             for asked in long {
                 let planning = Planning::new(this.clone(), asked);
-                self.runtime.spawn_blocking(move || planning.run());
+                self.planner.run(move || planning.run());
             }
             talk.into_iter().for_each(|(rail, bytes)| this.hear(rail, &bytes));
             probe.into_iter().for_each(|rail| this.probe(rail));

@@ -51,12 +51,13 @@ const LONG: usize = 64 << 10;
 /// A request that is planned on a thread for what blocks. A runtime that is gone plans nothing.
 pub(super) struct Planning {
     driver: Arc<KvDriver>,
+    grant: u64,
     asked: Option<Asked>,
 }
 
 impl Planning {
     pub(super) fn new(driver: Arc<KvDriver>, asked: Asked) -> Self {
-        Self { driver, asked: Some(asked) }
+        Self { driver, grant: asked.grant, asked: Some(asked) }
     }
 
     pub(super) fn run(mut self) {
@@ -66,10 +67,9 @@ impl Planning {
 
 impl Drop for Planning {
     fn drop(&mut self) {
-        if let Some(Asked { grant, source, .. }) = self.asked.take() {
-            drop(source);
-            self.driver.locked(|inner, after| inner.planned(grant, after));
-        }
+        // Also where the plan was not made.
+        drop(self.asked.take());
+        self.driver.locked(|inner, after| inner.planned(self.grant, after));
         self.driver.is_back();
     }
 }

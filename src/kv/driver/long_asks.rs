@@ -27,11 +27,10 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it waits for ever")
 }
 
-/// The one thread for what blocks is taken, so that the plan has to wait: the channel does not.
+/// The thread for plans is taken, so that the plan has to wait: the channel does not.
 #[test]
 fn r9_a_long_request_is_planned_beside_the_reactor_and_its_blocks_come_back() {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (reading, owning) = (endpoint().await, endpoint().await);
         let mut listener = owning.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.unwrap();
@@ -39,7 +38,7 @@ fn r9_a_long_request_is_planned_beside_the_reactor_and_its_blocks_come_back() {
         let (reader, owner) = (reader.unwrap(), owner.unwrap());
         for killed in [false, true] {
             let (release, held) = mpsc::channel::<()>();
-            let busy = tokio::task::spawn_blocking(move || {
+            owner.inner.driver.planner.run(move || {
                 let _ = held.recv();
             });
             let mut source = owning.pool().alloc(READ).await.unwrap();
@@ -65,7 +64,6 @@ fn r9_a_long_request_is_planned_beside_the_reactor_and_its_blocks_come_back() {
                 owner.kill();
             }
             release.send(()).unwrap();
-            busy.await.unwrap();
             let (result, target) = in_time(read).await;
             let served = in_time(owner.next_served()).await.unwrap();
             assert_eq!(result.is_err(), killed, "{result:?}");

@@ -51,6 +51,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
+use crate::background::Lane;
 use crate::clock::later;
 use crate::cuda::GpuTraffic;
 use crate::kv::arrival::{Arrival, ArrivalError};
@@ -113,6 +114,8 @@ pub(crate) struct KvDriver {
     /// What of the pool the peer may reach, where a device asks.
     exposure: Option<Arc<PoolExposure>>,
     runtime: Handle,
+    /// Where plans are made that take long.
+    planner: Arc<Lane>,
     /// One a rail.
     tasks: Vec<OnceLock<DriverHandle>>,
     /// Called once when the channel has ended and its queue pairs are gone, with what must outlive it.

@@ -11,6 +11,7 @@ use super::rail::Rail;
 use super::reads::Reads;
 use super::tasks::Owner;
 use super::{BATCH, Inner, KvDriver, OnEnd, State};
+use crate::background::Lane;
 use crate::device::ProtectionDomain;
 use crate::kv::config::KvConfig;
 use crate::kv::exposure::PoolExposure;
@@ -129,6 +130,7 @@ impl KvDriver {
                 exposure: exposure.clone(),
                 runtime,
                 tasks,
+                planner: Arc::new(Lane::new()),
                 on_end: Mutex::new(Some(parts.on_end)),
                 me: me.clone(),
             }

@@ -94,7 +94,7 @@ impl Connection {
         if let Err(cause) = self.overdue(now) {
             return self.lost(cause);
         }
-        let recovering = self.is_recovering();
+        let recovering = self.excuses_words(now);
         let unheard = !self.has_heard_all();
         let hear = self.hear_by.as_mut().filter(|_| unheard);
         let heard = hear.is_none_or(|word| word.look(&self.cfg, recovering, now).is_some());
@@ -113,7 +113,7 @@ impl Connection {
         let fences = Fences { broken: self.sender.broken, recovering: self.is_recovering() };
         let writes = self.sender.overdue(&self.cfg, fences, now)?;
         let reads = self.reader.overdue(&self.cfg, fences, now)?;
-        let (cfg, recovering) = (&self.cfg, fences.recovering);
+        let (cfg, recovering) = (&self.cfg, self.excuses_words(now));
         if !self.receiver.is_in_time(cfg, recovering, now) || !self.lender.is_in_time(cfg, recovering, now) {
             return Err(Cause::PeerLost);
         }

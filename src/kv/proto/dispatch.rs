@@ -152,7 +152,12 @@ impl Connection {
             Record::Reopen { transfer, attempt, slot, grant, reset } => {
                 receiver.on_reopen(transfer, attempt, slot, grant, reset, out)
             }
-            Record::Reopened { transfer, attempt } => sender.on_reopened(transfer, attempt),
+            Record::Reopened { transfer, attempt } => {
+                if sender.on_reopened(transfer, attempt)? {
+                    self.abort_for(transfer, SenderReason::Revoked, now);
+                }
+                Ok(())
+            }
             Record::RailDown { rail, generation } => self.on_rail_word(rail, generation, false, now),
             Record::Fenced { rail, generation } => self.on_rail_word(rail, generation, true, now),
             Record::Resent { qp, start, covered, bytes } => self.on_resent(qp, start, covered, bytes, now),

@@ -155,6 +155,8 @@ pub(crate) struct Connection {
     peer_closed: Option<(u64, u64)>,
     /// All of which has left, so that it comes.
     hear_by: Option<Word>,
+    /// When a rail was fenced last, and what it had lost was said again.
+    fenced_at: Option<Instant>,
     refused: u64,
     /// Where the next data work request, and the next control message, are tried first.
     data_rail: usize,
@@ -212,6 +214,7 @@ impl Connection {
             close_sent: false,
             peer_closed: None,
             hear_by: None,
+            fenced_at: None,
             refused: 0,
             data_rail: 0,
             control_qp: 0,

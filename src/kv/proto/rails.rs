@@ -281,8 +281,15 @@ impl Connection {
         for (id, mask) in self.sender.recover(mask, now, &mut self.out) {
             self.queue_abort_done(id, Some(mask));
         }
+        self.fenced_at = Some(now);
         // What heads alone had said is said again, too.
         self.links.iter_mut().filter(|link| link.up).for_each(|link| link.ping = true);
+    }
+
+    /// The peer's words may be late: some rail has failed, or what it had lost is being said again.
+    pub(super) fn excuses_words(&self, now: Instant) -> bool {
+        let again = self.cfg.abort_grace + self.cfg.peer_timeout;
+        self.is_recovering() || self.fenced_at.is_some_and(|at| now < at + again)
     }
 
     /// Some rail has failed, and what it has lost is not done again yet.

@@ -75,24 +75,29 @@ impl Sender {
         last_words
     }
 
-    /// The receiver will not deliver by an earlier attempt.
-    pub(super) fn on_reopened(&mut self, id: u64, attempt: u16) -> Result {
+    /// The receiver will not deliver by an earlier attempt. True when it has taken the grant back, so that there is no other one.
+    pub(super) fn on_reopened(&mut self, id: u64, attempt: u16) -> Result<bool> {
         let (next, broken) = (self.ledger.next, self.broken);
-        let Some(t) = self.get_mut(id) else { return over(id, next, "a transfer reopened that never was") };
+        let Some(t) = self.get_mut(id) else {
+            return over(id, next, "a transfer reopened that never was").map(|()| false);
+        };
         if attempt < t.attempt || t.abort.is_some() {
-            return Ok(());
+            return Ok(false);
         }
         if attempt > t.attempt || !t.reopening || t.resolved {
             return Err(ProtocolViolation::Rule("a transfer reopened that was not to be"));
         }
         t.exposed = false;
+        if t.revoked {
+            return Ok(true);
+        }
         // Another rail may have failed meanwhile: then it will be asked again.
         if t.took_part & broken == 0 {
             t.reopening = false;
             t.reset = 0;
             self.active.push_back(id);
         }
-        Ok(())
+        Ok(false)
     }
 }
 

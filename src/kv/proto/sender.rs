@@ -112,6 +112,7 @@ impl Sender {
             reset: 0,
             reopening: false,
             exposed: false,
+            revoked: false,
             notified: 0,
             tail: 0,
             cut: false,
@@ -372,8 +373,10 @@ impl Sender {
             }
             return None;
         };
-        // One that is deliverable ends by the receiver's word.
-        self.get(id).is_some_and(|t| t.abort.is_none() && !t.deliverable()).then_some(id)
+        let t = self.get_mut(id).filter(|t| t.abort.is_none())?;
+        // One that is deliverable ends by the receiver's word, unless a rail takes that from it.
+        t.revoked = true;
+        (!t.deliverable()).then_some(id)
     }
 
     /// The connection is over: tells every outcome, and remembers what a reconnect must resolve.

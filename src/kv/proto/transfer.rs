@@ -46,6 +46,8 @@ pub(super) struct Transfer {
     pub(super) reopening: bool,
     /// The receiver may have delivered it by an earlier attempt.
     pub(super) exposed: bool,
+    /// The receiver has taken the grant back when it may have been delivered. If it was not, and is to begin again, it ends.
+    pub(super) revoked: bool,
     /// Ordered: queue pairs whose notification has been posted, and nothing after it; and those where it is still to be.
     pub(super) notified: u64,
     pub(super) tail: u64,

@@ -232,6 +232,43 @@ fn k10_an_abort_of_which_no_queue_pair_is_left_ends() {
     }
 }
 
+/// Everything was posted, so that only the receiver can tell; and then a rail takes it from the receiver.
+#[test]
+fn k4_a_grant_that_was_taken_back_is_not_written_to_again_after_a_rail() {
+    for cfg in mixtures() {
+        let mut p = Pair::new(cfg);
+        let g = p.grant();
+        let id = p.write(g, 12 * 4096).expect("fresh");
+        let posted = p.transmit(0);
+        // What rail 0 carries is lost. The rest has come, which is not all of it.
+        let (lost, left) = by_rail(&p, posted);
+        assert!(lost.iter().any(Posted::is_write));
+        left.iter().for_each(|wr| p.pass(0, wr));
+        p.conns[1].revoke_grant(g.id, p.now);
+        let word = p.transmit(1);
+        word.iter().for_each(|wr| p.pass(1, wr));
+        p.conns[0].rail_failed(0, Cause::Transport, p.now);
+        p.settle();
+        p.fence(0, 0, &lost);
+        p.fence(1, 0, &[]);
+        loop {
+            let (there, back) = (p.transmit(0), p.transmit(1));
+            assert!(!there.iter().any(Posted::is_write), "it is written again");
+            there.iter().for_each(|wr| p.pass(0, wr));
+            back.iter().for_each(|wr| p.pass(1, wr));
+            if there.is_empty() && back.is_empty() {
+                break;
+            }
+        }
+        let (sender, receiver) = (p.events(0), p.events(1));
+        assert_eq!(done(&sender), [Outcome::NotDelivered(Reason::Revoked)], "{sender:?}");
+        assert!(sender.contains(&Event::Released { id }));
+        assert_eq!(arrivals(&receiver), 0);
+        assert!(receiver.contains(&Event::Freed { grant: g.id }), "{receiver:?}");
+        p.conns[0].assert_at_rest(&p.conns[1]);
+    }
+}
+
 #[test]
 fn k10_the_last_rail_takes_the_connection_with_it() {
     let mut p = Pair::new(Config { rails: vec![rail(); 3], ..config() });
