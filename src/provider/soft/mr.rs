@@ -228,6 +228,7 @@ impl MrGuard<'_> {
         (inside && entry.pd == pd && entry.access.contains(access)).then_some(MemRange {
             addr,
             len: len as usize,
+            key,
             mapping: &entry.mapping,
             written: access == AccessFlags::REMOTE_WRITE,
             held: PhantomData,
@@ -295,6 +296,7 @@ pub(super) enum Atomic {
 pub(super) struct MemRange<'g> {
     addr: u64,
     len: usize,
+    key: u32,
     mapping: &'g Arc<Mapping>,
     /// It was looked up for the peer, to write to it.
     written: bool,
@@ -309,6 +311,11 @@ impl<'g> MemRange<'g> {
 
     pub(super) fn addr(self) -> u64 {
         self.addr
+    }
+
+    /// By which it was looked up. While that is registered, so is the memory: keys come back late.
+    pub(super) fn key(self) -> u32 {
+        self.key
     }
 
     pub(super) fn mapping(self) -> &'g Arc<Mapping> {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::frame::Desc;
 use super::landings::{FIRST_LOOK, LAST_LOOK, Landings, SHORT_LOOKS};
-use super::mr::MemRange;
+use super::mr::{MemRange, MrGuard};
 use super::qp::QpInner;
 use super::rx::{Stop, memory_of};
 use super::shm::{Lendable, SharedSlot};
@@ -59,6 +59,8 @@ pub(super) struct Staged {
     flights: Vec<Arc<Flight>>,
     /// Held until the copies are over.
     sources: Vec<Arc<Mapping>>,
+    /// Of copies that are not queued yet.
+    keys: Vec<u32>,
     /// The first request that some of it is of.
     request: Option<u32>,
     /// Bytes of memory of GPUs, and their pieces: they count when the frame has left.
@@ -92,6 +94,9 @@ impl Staging {
         staged.filled += range.len();
         staged.sent = (staged.sent.0 + range.len() as u64, staged.sent.1 + 1);
         staged.request = staged.request.or(request);
+        if staged.keys.last() != Some(&range.key()) {
+            staged.keys.push(range.key());
+        }
         let to = staged.addr() + at as u64;
         if staged.sources.last().is_some_and(|last| Arc::ptr_eq(last, range.mapping())) {
             copier.push(to, range.addr(), range.len() as u64);
@@ -102,8 +107,12 @@ impl Staging {
         Ok(at as u32)
     }
 
-    /// Queues the copies of a frame.
-    pub(super) fn launch(&mut self, staged: &mut Staged) -> Result<(), CudaError> {
+    /// Queues the copies of a frame. False, with nothing queued, where something of it was deregistered since it was looked up: under the
+    /// lock a deregistration finds either that to be queued or the copies to wait for.
+    pub(super) fn launch(&mut self, staged: &mut Staged, guard: &MrGuard<'_>) -> Result<bool, CudaError> {
+        if !staged.keys.drain(..).all(|key| guard.mapping(key).is_some()) {
+            return Ok(false);
+        }
         for copier in self.out.iter_mut().filter(|copier| !copier.is_empty()) {
             // SAFETY: sources are parts of registered mappings, which `staged` holds and a deregistration waits for; the target is a
             // part of its slot that nobody else has. Both are held until the flight is over. A kernel reaches pinned memory.
@@ -111,7 +120,7 @@ impl Staging {
             staged.sources.iter().for_each(|mapping| mapping.read_by(&flight));
             staged.flights.push(flight);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Nothing more is sent or received.
@@ -159,7 +168,15 @@ impl Staging {
 
 impl Staged {
     fn new(home: Home) -> Self {
-        Self { home, filled: 0, flights: Vec::new(), sources: Vec::new(), request: None, sent: (0, 0) }
+        Self {
+            home,
+            filled: 0,
+            flights: Vec::new(),
+            sources: Vec::new(),
+            keys: Vec::new(),
+            request: None,
+            sent: (0, 0),
+        }
     }
 
     /// In a slot that the peer maps.
@@ -308,11 +325,40 @@ impl QpInner {
 
 #[cfg(all(test, feature = "cuda"))]
 mod tests {
+    use super::super::SoftDevice;
+    use super::super::mr::Reach;
     use super::*;
     use crate::cuda::SlotPool;
     use crate::cuda::fake::Fake;
     use crate::device::{Device, SoftConfig};
-    use crate::memory::Memory;
+    use crate::memory::{Exposed, Memory, Region};
+    use crate::provider::AccessFlags;
+
+    /// Between the two somebody else may deregister.
+    #[test]
+    fn r1_what_was_deregistered_after_it_was_looked_up_is_not_copied() {
+        let (cuda, fake) = Fake::new(1);
+        let device = SoftDevice::open(&SoftConfig::new()).unwrap();
+        let soft = device.alloc_pd().unwrap();
+        let (id, pd) = (soft.id, crate::provider::Pd::Soft(soft));
+        for stays in [true, false] {
+            let mapping = Memory::cuda_of(&cuda, 0, 4096).map_for(&pd).unwrap();
+            let (at, access) = (mapping.addr(), AccessFlags::default());
+            let region: Region<Exposed> = Region::register(&pd, mapping, access).unwrap();
+            let key = region.slice(..).unwrap().sge().lkey;
+            let reach = Reach { pd: id, exposure: None };
+            let (mut staging, mut staged) = (Staging::default(), None);
+            let guard = device.mrs.read();
+            let range = guard.resolve(key, &reach, at, 4096, access).unwrap();
+            staging.copy_out(&mut staged, range, None).unwrap();
+            drop(guard);
+            let kept = stays.then_some(region);
+            let queued = staging.launch(staged.as_mut().unwrap(), &device.mrs.read()).unwrap();
+            assert_eq!((queued, fake.queued()), (stays, usize::from(stays)));
+            drop((staged, kept));
+        }
+        assert_eq!(fake.wrong(), Vec::<String>::new());
+    }
 
     /// A deregistration that waits for the copies has them for a moment, too.
     #[test]

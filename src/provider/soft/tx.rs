@@ -425,12 +425,17 @@ impl QpInner {
             if !self.build(limit) {
                 break;
             }
-            let launched = self.tx.frame.staged.as_mut().map_or(Ok(()), |staged| self.staging.launch(staged));
-            if let Err(error) = launched {
-                let first = self.tx.frame.staged.as_ref().and_then(Staged::request);
-                tracing::warn!(%error, "memory of a GPU could not be copied to send it");
-                self.cannot_send(first);
-                return false;
+            if let Some(staged) = &mut self.tx.frame.staged {
+                let launched = self.staging.launch(staged, &self.device.mrs.read());
+                let launched = launched.unwrap_or_else(|error| {
+                    tracing::warn!(%error, "memory of a GPU could not be copied to send it");
+                    false
+                });
+                if !launched {
+                    let first = staged.request();
+                    self.cannot_send(first);
+                    return false;
+                }
             }
             self.tx.enqueue();
         }

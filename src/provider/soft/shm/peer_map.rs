@@ -162,11 +162,8 @@ impl Drop for PeerMap {
         }
         if let Some(Some(pinned)) = self.pinned.take() {
             let (lane, pages) = (pinned.gpu().lane().clone(), std::mem::take(&mut self.pages));
-            lane.run(move || {
-                drop(pinned);
-                // They stay mapped while they are pinned.
-                drop(pages);
-            });
+            // In this order: they stay mapped while they are pinned.
+            lane.run(move || drop((pinned, pages)));
         }
     }
 }

@@ -388,10 +388,14 @@ fn r8_who_waits_for_the_slots_of_a_peer_to_be_pinned_sleeps() {
     post(g.pair.qa(), 2, write_to(&to, 0, None), &[sge(&from, 0, MIB)]);
     let fake = g.fake.clone();
     g.pair.until("the peer to pin them", |_| fake.stopped() == 1);
+    // What comes behind it waits in the ring.
+    let small = g.region(true, 64, false);
+    post(g.pair.qa(), 3, write_to(&host, 0, None), &[sge(&small, 0, 64)]);
+    g.pair.quiet();
     g.pair.until("the peer to sleep", |p| p.b.cq.arm().unwrap() == Armed::Armed);
     assert_eq!(traffic(g.pair.qb()).staged.bytes_in, 0);
     g.fake.stop(None);
-    assert_eq!(ids(&g.pair.wait(1, 0).0), [(2, WcStatus::Success)]);
+    assert_eq!(ids(&g.pair.wait(2, 0).0), [(2, WcStatus::Success), (3, WcStatus::Success)]);
     assert!(contents(&to, 0, 1 << 20) == pattern(1 << 20, 8));
 }
 
