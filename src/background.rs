@@ -30,6 +30,11 @@ pub(crate) fn run(job: impl FnOnce() + Send + 'static) {
     SHARED.run(job);
 }
 
+/// Runs `job` soon, on a lane of its own: what somebody waits for, and what takes its time.
+pub(crate) fn run_apart(job: impl FnOnce() + Send + 'static) {
+    Arc::new(Lane::new()).run(job);
+}
+
 impl Lane {
     pub(crate) fn new() -> Self {
         Self { queue: Mutex::new(Queue { jobs: VecDeque::new(), running: false }) }

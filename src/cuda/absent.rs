@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{CudaError, Told};
+use crate::background::Lane;
 use crate::pages::Pages;
 
 #[derive(Debug)]
@@ -34,6 +35,20 @@ pub(crate) enum SlotPool {}
 
 #[derive(Clone, Debug)]
 pub(crate) enum Source {}
+
+impl Gpu {
+    pub(crate) fn lane(&self) -> &Arc<Lane> {
+        match *self {}
+    }
+
+    pub(crate) fn slots_made(&self, _error: Option<&CudaError>) {
+        match *self {}
+    }
+
+    pub(crate) fn why_no_slots(&self) -> Option<CudaError> {
+        match *self {}
+    }
+}
 
 impl DeviceMemory {
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
@@ -183,6 +198,10 @@ impl PeerMemory {
 }
 
 impl Pinned {
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        match *self {}
+    }
+
     pub(crate) unsafe fn new(
         gpu: &Arc<Gpu>,
         _at: u64,

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::driver::{DeviceFacts, Driver};
 use super::error::CudaError;
@@ -14,6 +15,11 @@ use super::gather::Kernel;
 use super::ipc::Opened;
 use super::memory::DeviceMemory;
 use super::sys::Opaque;
+use crate::background::Lane;
+
+/// How long it counts that host memory could not be had to stage through: what is posted meanwhile is refused, and then it is tried
+/// again.
+const NO_SLOTS: Duration = Duration::from_secs(10);
 
 /// What names memory of a GPU to peers. Memfds have the same numbers, see `memory/mapping.rs`.
 type Name = u64;
@@ -86,8 +92,9 @@ impl Cuda {
         let context = context.unwrap_or(primary);
         let gpu = gpus.entry((ordinal, context)).or_insert_with(|| {
             let primary = context == primary;
+            let (cuda, lane, no_slots) = (self.clone(), Arc::new(Lane::new()), Mutex::default());
             let (kernel, stream, slots) = (Kernel::default(), OnceLock::new(), Mutex::default());
-            Arc::new(Gpu { cuda: self.clone(), ordinal, facts, context, primary, kernel, stream, slots })
+            Arc::new(Gpu { cuda, ordinal, facts, context, primary, kernel, stream, slots, lane, no_slots })
         });
         Ok(gpu.clone())
     }
@@ -137,6 +144,9 @@ pub(crate) struct Gpu {
     stream: OnceLock<Result<Opaque, CudaError>>,
     /// What `slots.rs` has made, while somebody uses it.
     pub(super) slots: Mutex<Weak<super::slots::SlotPool>>,
+    lane: Arc<Lane>,
+    /// The slots of a connection within one host could not be made: why, and since when.
+    no_slots: Mutex<Option<(Instant, CudaError)>>,
 }
 
 impl std::fmt::Debug for Gpu {
@@ -160,6 +170,26 @@ impl Gpu {
 
     pub(crate) fn pci(&self) -> &str {
         &self.facts.pci
+    }
+
+    /// For what waits until the GPU has let go: the driver frees and unpins after all that is queued, the program's own work too.
+    pub(crate) fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    /// Slots of a connection within one host were made, or could not be.
+    pub(crate) fn slots_made(&self, error: Option<&CudaError>) {
+        *lock(&self.no_slots) = error.map(|error| (Instant::now(), error.clone()));
+    }
+
+    /// Why they could not be made a moment ago.
+    pub(crate) fn why_no_slots(&self) -> Option<CudaError> {
+        self.why_no_slots_at(Instant::now())
+    }
+
+    fn why_no_slots_at(&self, now: Instant) -> Option<CudaError> {
+        let known = lock(&self.no_slots);
+        known.as_ref().filter(|(since, _)| now < *since + NO_SLOTS).map(|(_, error)| error.clone())
     }
 
     /// The driver's own number of it.
@@ -213,4 +243,25 @@ impl Drop for Current<'_> {
 /// Locks, also after a panic of another thread: what is behind our locks is consistent between statements.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::Fake;
+    use super::*;
+
+    #[test]
+    fn r10_that_slots_could_not_be_made_counts_for_a_while_or_until_they_are() {
+        let (cuda, _fake) = Fake::new(1);
+        let gpu = cuda.gpu(0).unwrap();
+        let error = CudaError::NoSlots { bytes: 1, reason: "no memory".to_owned() };
+        assert!(gpu.why_no_slots().is_none());
+        gpu.slots_made(Some(&error));
+        let now = Instant::now();
+        assert_eq!(gpu.why_no_slots_at(now).map(|why| why.to_string()), Some(error.to_string()));
+        assert!(gpu.why_no_slots_at(now + NO_SLOTS).is_none(), "then it is tried again");
+        gpu.slots_made(Some(&error));
+        gpu.slots_made(None);
+        assert!(gpu.why_no_slots().is_none());
+    }
 }

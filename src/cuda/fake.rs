@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::ThreadId;
 
 use super::context::{Cuda, lock};
@@ -34,6 +34,9 @@ pub(crate) struct Fake {
     state: Mutex<State>,
     /// Looks at an event until what is before it is done.
     lag: AtomicU64,
+    /// The call that does not come back, and how many of it wait for that.
+    stopped: Mutex<(Option<&'static str>, usize)>,
+    go_on: Condvar,
 }
 
 #[derive(Default)]
@@ -101,7 +104,9 @@ impl Fake {
     /// With so many devices.
     pub(crate) fn new(devices: u32) -> (Arc<Cuda>, Arc<Self>) {
         let first = NEXT_CONTEXT.fetch_add(0x100, Ordering::Relaxed);
-        let this = Arc::new(Self { devices, first, state: Mutex::default(), lag: AtomicU64::new(0) });
+        let (state, stopped) = (Mutex::default(), Mutex::default());
+        let (lag, go_on) = (AtomicU64::new(0), Condvar::new());
+        let this = Arc::new(Self { devices, first, state, lag, stopped, go_on });
         let cuda = Cuda::of(Driver::Fake(this.clone()));
         lock(&RECORDED).push(Arc::downgrade(&cuda));
         (cuda, this)
@@ -117,6 +122,29 @@ impl Fake {
     /// The same of the streams that something is queued in meanwhile; they stay so.
     pub(crate) fn hold_new(&self, held: bool) {
         lock(&self.state).held_new = held;
+    }
+
+    /// Freeing or pinning, by its name, does not come back until another is stopped, or none: as where a driver waits for its GPU.
+    pub(crate) fn stop(&self, call: Option<&'static str>) {
+        lock(&self.stopped).0 = call;
+        self.go_on.notify_all();
+    }
+
+    /// Calls that wait for that.
+    pub(crate) fn stopped(&self) -> usize {
+        lock(&self.stopped).1
+    }
+
+    /// A test that has failed lets go of what it has.
+    fn pass(&self, call: &str) {
+        if std::thread::panicking() {
+            return;
+        }
+        let mut stopped = lock(&self.stopped);
+        stopped.1 += 1;
+        let is_stopped = |stopped: &mut (Option<&'static str>, usize)| stopped.0 == Some(call);
+        stopped = self.go_on.wait_while(stopped, is_stopped).unwrap_or_else(PoisonError::into_inner);
+        stopped.1 -= 1;
     }
 
     /// The same on one device.
@@ -261,6 +289,7 @@ impl Fake {
     }
 
     pub(super) fn free(&self, at: u64) {
+        self.pass("cuMemFree");
         let mut state = lock(&self.state);
         let of = state.memory.get(&at).map(|a| a.context);
         self.note(&mut state, "cuMemFree", of);
@@ -301,6 +330,7 @@ impl Fake {
     }
 
     pub(super) fn host_register(&self, at: u64, len: usize) {
+        self.pass("cuMemHostRegister");
         let mut state = lock(&self.state);
         self.note(&mut state, "cuMemHostRegister", None);
         if state.is_pinned(at) {

@@ -115,7 +115,7 @@ impl PeerMemory {
         let gpu = self.gpu.get_or_insert_with(|| {
             let gpu: Arc<OnceLock<_>> = Arc::default();
             let found = gpu.clone();
-            background::run(move || {
+            background::run_apart(move || {
                 let _ = found.set(Cuda::that_has(uuid));
             });
             gpu

@@ -27,6 +27,11 @@ impl Pinned {
         unsafe { gpu.enter()?.driver().host_register(gpu.handle(), (at, len), read_only)? };
         Ok(Self { gpu: gpu.clone(), at })
     }
+
+    /// On whose lane it is dropped.
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
 }
 
 impl Drop for Pinned {

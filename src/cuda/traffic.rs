@@ -37,8 +37,12 @@ pub struct GpuTraffic {
 
 impl PathTraffic {
     pub(crate) fn sent(&mut self, bytes: u64) {
+        self.sent_in(bytes, 1);
+    }
+
+    pub(crate) fn sent_in(&mut self, bytes: u64, operations: u64) {
         self.bytes_out += bytes;
-        self.operations_out += 1;
+        self.operations_out += operations;
     }
 
     pub(crate) fn received(&mut self, bytes: u64) {

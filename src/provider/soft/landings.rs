@@ -124,9 +124,9 @@ impl Landings {
         path.sent(bytes.into());
     }
 
-    /// `bytes` of memory of a GPU were copied to host memory to send them.
-    pub(super) fn staged(&mut self, bytes: u32) {
-        self.traffic.staged.sent(bytes.into());
+    /// A frame has left with `bytes` of memory of a GPU, in so many `pieces`, which were copied to host memory for that.
+    pub(super) fn staged(&mut self, (bytes, pieces): (u64, u64)) {
+        self.traffic.staged.sent_in(bytes, pieces);
     }
 
     /// `bytes` came in a frame for memory of a GPU, from a peer on this host.
@@ -160,10 +160,15 @@ impl Landings {
         (self.launched + u64::from(self.has_collected()), landed)
     }
 
-    /// Nothing can be read before a driver is loaded.
+    /// Nothing can be read before a driver is loaded, or has pinned what the peer stages through.
     pub(super) fn wait_for_driver(&mut self) {
         self.waits = true;
         self.next_look.get_or_insert(Instant::now() + DRIVER_LOOK);
+    }
+
+    /// Whether it is waited for.
+    pub(super) fn waits_for_driver(&self) -> bool {
+        self.waits
     }
 
     /// When to ask whether the copies are over.
@@ -447,6 +452,7 @@ impl Landings {
         self.line.clear();
         self.collected.clear();
         (self.since, self.next_look, self.next_glance) = (None, None, None);
+        self.waits = false;
     }
 }
 

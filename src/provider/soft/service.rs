@@ -52,7 +52,8 @@ impl QpInner {
     /// What has come can be executed.
     pub(super) fn may_read(&self, stalled: bool) -> bool {
         let room = !self.landings.is_full(self.device.caps.ordered);
-        !stalled && room && self.rx.not_ready.is_none() && self.refusal.is_none()
+        let waits = self.landings.waits_for_driver();
+        !stalled && room && !waits && self.rx.not_ready.is_none() && self.refusal.is_none()
     }
 
     /// There is nothing to say but how far we are, and more of the peer's payload is at hand. In shared memory that would wake a

@@ -61,6 +61,8 @@ pub(super) struct Staged {
     sources: Vec<Arc<Mapping>>,
     /// The first request that some of it is of.
     request: Option<u32>,
+    /// Bytes of memory of GPUs, and their pieces: they count when the frame has left.
+    sent: (u64, u64),
 }
 
 impl Staging {
@@ -88,6 +90,7 @@ impl Staging {
         let at = staged.filled;
         assert!(at + range.len() <= staged.size(), "a frame's payload fits into a slot");
         staged.filled += range.len();
+        staged.sent = (staged.sent.0 + range.len() as u64, staged.sent.1 + 1);
         staged.request = staged.request.or(request);
         let to = staged.addr() + at as u64;
         if staged.sources.last().is_some_and(|last| Arc::ptr_eq(last, range.mapping())) {
@@ -156,7 +159,7 @@ impl Staging {
 
 impl Staged {
     fn new(home: Home) -> Self {
-        Self { home, filled: 0, flights: Vec::new(), sources: Vec::new(), request: None }
+        Self { home, filled: 0, flights: Vec::new(), sources: Vec::new(), request: None, sent: (0, 0) }
     }
 
     /// In a slot that the peer maps.
@@ -198,6 +201,11 @@ impl Staged {
             Home::Own(_) => None,
             Home::Shared(slot) => Some(slot),
         }
+    }
+
+    /// Bytes and pieces of memory of GPUs in it.
+    pub(super) fn sent(&self) -> (u64, u64) {
+        self.sent
     }
 
     pub(super) fn request(&self) -> Option<u32> {

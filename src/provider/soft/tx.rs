@@ -333,6 +333,9 @@ impl QpInner {
                         break;
                     }
                     if whole {
+                        if let Some(staged) = &frame.staged {
+                            self.landings.staged(staged.sent());
+                        }
                         let slot = frame.staged.as_ref().and_then(Staged::shared_slot);
                         if let (Some(slot), Some(link)) = (slot, self.link.shm()) {
                             // From here on the peer reads it.
@@ -727,7 +730,6 @@ impl QpInner {
                 return false;
             }
         }
-        self.landings.staged(len);
         true
     }
 }

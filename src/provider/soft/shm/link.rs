@@ -29,7 +29,6 @@ use super::rights;
 use super::ring::{MAP_BYTES, Rings, Side};
 use super::slots::{SLOTS_BYTES, Slots};
 use super::words::{Hello, MAX_WORD, Probe, TOKEN, Verdict, Word};
-use crate::background;
 use crate::cuda::{CudaError, DeviceMemory, Gpu, GpuWays, Told};
 use crate::memory::Mapping;
 use crate::provider::soft::frame::Preamble;
@@ -222,8 +221,7 @@ impl ShmLink {
                     if kept.is_empty() {
                         self.kept.remove(&name);
                     }
-                    // Freeing memory of a GPU waits for the GPU.
-                    background::run(move || drop(memory));
+                    let_go(memory);
                 }
                 Ok(())
             }
@@ -364,7 +362,12 @@ impl ShmLink {
 
     /// Why the peer cannot be given memory of a GPU.
     pub(in crate::provider::soft) fn why_not_give(&self, memory: &DeviceMemory) -> Option<CudaError> {
-        if self.ways.staged { None } else { self.not_exportable(memory) }
+        if !self.ways.staged {
+            return self.not_exportable(memory);
+        }
+        // Where there are slots already no new ones are made.
+        let needs_slots = self.slots.is_none() && self.stages(memory);
+        needs_slots.then(|| memory.gpu().why_no_slots()).flatten()
     }
 
     /// Whether the peer is this process.
@@ -551,6 +554,13 @@ impl ShmLink {
     }
 }
 
+/// Freeing memory of a GPU waits for the GPU.
+fn let_go(memory: Arc<Mapping>) {
+    if let Some(lane) = memory.device_memory().map(|memory| memory.gpu().lane().clone()) {
+        lane.run(move || drop(memory));
+    }
+}
+
 /// Keeps memory that a peer has open until the peer has closed it, which it says by its own end: one that is frozen may take long.
 fn keep_until_gone<T: Send + 'static>(socket: io::Result<Socket>, kept: T) {
     // Dropped by nobody, where it cannot be waited.
@@ -593,8 +603,7 @@ impl Drop for ShmLink {
             return;
         }
         if self.here || self.ended {
-            // Freeing memory of a GPU waits for the GPU.
-            background::run(move || drop(kept));
+            kept.into_values().flatten().for_each(let_go);
         } else {
             keep_until_gone(self.socket.try_clone(), kept);
         }

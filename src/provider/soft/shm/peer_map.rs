@@ -7,7 +7,8 @@
 //! faulted in ahead only where the memfd has them already.)
 //!
 //! There is one mapping of a memfd in the process, whatever number of queue pairs uses it; it goes with the last of them. It
-//! is found by device and inode, which cannot be anybody else's while the mapping holds the file.
+//! is found by device and inode, which cannot be anybody else's while the mapping holds the file. Only that of a peer's slots, which
+//! are pinned, is of one connection: what another one lends is not pinned for that.
 
 use std::collections::HashMap;
 use std::io;
@@ -40,8 +41,8 @@ pub(in crate::provider::soft) enum PeerMapError {
     NotSealed { seals: i32 },
     #[error("the peer's memfd has {size} bytes, and {told} were announced")]
     TooShort { told: u64, size: u64 },
-    #[error("the peer's memfd has {size} bytes, and {MAX_BYTES} is the most that is mapped")]
-    TooLarge { size: u64 },
+    #[error("the peer's memfd has {size} bytes, and {most} is the most that is mapped")]
+    TooLarge { size: u64, most: u64 },
     #[error("{what} failed")]
     Os {
         what: &'static str,
@@ -59,9 +60,8 @@ static MAPPED: LazyLock<Mutex<HashMap<FileId, Weak<PeerMap>>>> = LazyLock::new(M
 /// The whole of a peer's memfd.
 #[derive(Debug)]
 pub(in crate::provider::soft) struct PeerMap {
-    file: FileId,
-    /// It has the peer's slots.
-    slots: bool,
+    /// By what it is found. `None`: it has the peer's slots, and is found by nobody.
+    file: Option<FileId>,
     /// Of slots: whether they were to be pinned, and what came of it.
     asked: AtomicBool,
     pinned: OnceLock<Option<Pinned>>,
@@ -77,8 +77,7 @@ impl PeerMap {
 
     /// The same of the peer's slots, which have exactly `len` bytes.
     pub(super) fn map_slots(fd: OwnedFd, len: u64) -> Result<Arc<Self>, PeerMapError> {
-        let map = Self::map_as(fd, len, true)?;
-        if map.len() == len { Ok(map) } else { Err(PeerMapError::TooLarge { size: map.len() }) }
+        Self::map_as(fd, len, true)
     }
 
     fn map_as(fd: OwnedFd, len: u64, slots: bool) -> Result<Arc<Self>, PeerMapError> {
@@ -87,25 +86,32 @@ impl PeerMap {
         if size < len || size == 0 {
             return Err(PeerMapError::TooShort { told: len, size });
         }
-        if size > MAX_BYTES {
-            return Err(PeerMapError::TooLarge { size });
+        let most = if slots { len } else { MAX_BYTES };
+        if size > most {
+            return Err(PeerMapError::TooLarge { size, most });
         }
-        let mapped_len = usize::try_from(size).map_err(|_| PeerMapError::TooLarge { size })?;
+        let mapped_len = usize::try_from(size).map_err(|_| PeerMapError::TooLarge { size, most })?;
+        let new = |file| -> Result<Arc<Self>, PeerMapError> {
+            let pages = Pages::map(&fd, mapped_len)?;
+            let (asked, pinned) = (AtomicBool::new(false), OnceLock::new());
+            Ok(Arc::new(Self { file, asked, pinned, pages }))
+        };
+        if slots {
+            return new(None);
+        }
         let file: FileId = (stat.st_dev, stat.st_ino);
         let mut mapped = lock(&MAPPED);
         if let Some(map) = mapped.get(&file).and_then(Weak::upgrade) {
             return Ok(map);
         }
-        let pages = Pages::map(&fd, mapped_len)?;
-        let (asked, pinned) = (AtomicBool::new(false), OnceLock::new());
-        let map = Arc::new(Self { file, slots, asked, pinned, pages });
+        let map = new(Some(file))?;
         mapped.insert(file, Arc::downgrade(&map));
         drop(mapped);
         // Blocks of 512 bytes. A sparse memfd stays sparse.
         let allocated = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
         if size >= LARGE && allocated >= size {
             let map = Arc::downgrade(&map);
-            background::run(move || populate(&map));
+            background::run(move || populate(map, 0));
         }
         Ok(map)
     }
@@ -117,14 +123,14 @@ impl PeerMap {
 
     /// Whether it has slots, through which memory of GPUs is staged.
     pub(super) fn is_of_slots(&self) -> bool {
-        self.slots
+        self.file.is_none()
     }
 
     /// Whether it is pinned, for copies by GPUs: `None` while that is being done, elsewhere, for it takes its time.
     pub(super) fn is_pinned(self: &Arc<Self>, gpu: &Arc<Gpu>) -> Option<bool> {
         if !self.asked.swap(true, Ordering::Relaxed) {
             let (map, gpu) = (Arc::downgrade(self), gpu.clone());
-            background::run(move || {
+            background::run_apart(move || {
                 let Some(map) = map.upgrade() else { return };
                 let at = map.pages.addr as u64;
                 // SAFETY: a mapping of whole pages, for reading, which ends after what pins it.
@@ -147,15 +153,20 @@ impl PeerMap {
 
 impl Drop for PeerMap {
     fn drop(&mut self) {
-        let mut mapped = lock(&MAPPED);
-        // Another mapping of the file may have been made since the last user of this one left.
-        if mapped.get(&self.file).is_some_and(|map| map.strong_count() == 0) {
-            mapped.remove(&self.file);
+        if let Some(file) = &self.file {
+            let mut mapped = lock(&MAPPED);
+            // Another mapping of the file may have been made since the last user of this one left.
+            if mapped.get(file).is_some_and(|map| map.strong_count() == 0) {
+                mapped.remove(file);
+            }
         }
-        drop(mapped);
         if let Some(Some(pinned)) = self.pinned.take() {
-            // In front of the pages, which go the same way.
-            background::run(move || _ = Some(pinned));
+            let (lane, pages) = (pinned.gpu().lane().clone(), std::mem::take(&mut self.pages));
+            lane.run(move || {
+                drop(pinned);
+                // They stay mapped while they are pinned.
+                drop(pages);
+            });
         }
     }
 }
@@ -193,23 +204,21 @@ pub(super) fn check(fd: &OwnedFd) -> Result<libc::stat, PeerMapError> {
     Ok(stat)
 }
 
-/// Faults the pages in, for as long as somebody uses them. A failure costs speed only.
-fn populate(map: &Weak<PeerMap>) {
-    let mut at = 0;
-    while let Some(map) = map.upgrade() {
-        let Some(left) = map.pages.len.checked_sub(at).filter(|&left| left > 0) else { return };
-        let n = left.min(POPULATE_BYTES);
-        let start: *mut libc::c_void = ptr::with_exposed_provenance_mut(map.pages.addr + at);
-        // SAFETY: a part of a mapping that `map` keeps; reading pages in changes no content.
-        if unsafe { libc::madvise(start, n, libc::MADV_POPULATE_READ) } != 0 {
-            return;
-        }
-        at += n;
+/// Faults the pages in from `at` on, for as long as somebody uses them. A failure costs speed only. After each part others have their
+/// turn: a region may have a terabyte.
+fn populate(map: Weak<PeerMap>, at: usize) {
+    let Some(used) = map.upgrade() else { return };
+    let Some(left) = used.pages.len.checked_sub(at).filter(|&left| left > 0) else { return };
+    let n = left.min(POPULATE_BYTES);
+    let start: *mut libc::c_void = ptr::with_exposed_provenance_mut(used.pages.addr + at);
+    // SAFETY: a part of a mapping that `used` keeps; reading pages in changes no content.
+    if unsafe { libc::madvise(start, n, libc::MADV_POPULATE_READ) } == 0 {
+        background::run(move || populate(map, at + n));
     }
 }
 
 /// A mapping that can only be read. Unmapped at drop.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Pages {
     addr: usize,
     len: usize,
@@ -231,6 +240,10 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         let (addr, len) = (self.addr, self.len);
+        if len == 0 {
+            // Taken.
+            return;
+        }
         let unmap = move || {
             // SAFETY: mapped by `map` with this length, and unmapped only here; who copies from it holds the `PeerMap`.
             unsafe { libc::munmap(ptr::with_exposed_provenance_mut(addr), len) };

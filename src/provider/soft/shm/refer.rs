@@ -97,7 +97,6 @@ impl QpInner {
                     });
                     let slot = staged.as_ref().and_then(Staged::shared_slot);
                     let (Ok(at), Some(slot)) = (copied, slot) else { return false };
-                    self.landings.staged(len);
                     (slot.slots().name(), slot.offset() + u64::from(at))
                 }
                 (Some(memory), _) if link.lend_memory(range.mapping(), memory) => {

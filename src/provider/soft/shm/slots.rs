@@ -48,13 +48,7 @@ impl Slots {
         // SAFETY: a mapping of whole pages, which is kept beside it and ends after it.
         let pinned = unsafe { Pinned::new(gpu, at, SLOTS_BYTES as usize, false)? };
         let free = Mutex::new((0..SHARED_SLOTS).rev().collect());
-        Ok(Arc::new(Self {
-            name: next_name(),
-            fd,
-            free,
-            at,
-            memory: Some(Memory { _pinned: pinned, _map: map }),
-        }))
+        Ok(Arc::new(Self { name: next_name(), fd, free, at, memory: Some(Memory { pinned, _map: map }) }))
     }
 
     pub(super) fn name(&self) -> u64 {
@@ -74,8 +68,8 @@ impl Slots {
 impl Drop for Slots {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            // A driver may wait for its GPU.
-            background::run(move || drop(memory));
+            let lane = memory.pinned.gpu().lane().clone();
+            lane.run(move || drop(memory));
         }
     }
 }
@@ -83,7 +77,7 @@ impl Drop for Slots {
 /// Their pages. They stay mapped while they are pinned: what is named first goes first.
 #[derive(Debug)]
 struct Memory {
-    _pinned: Pinned,
+    pinned: Pinned,
     _map: SharedMap,
 }
 
@@ -138,10 +132,12 @@ impl Lendable {
         let made = self.made.get_or_insert_with(|| {
             let made = Made::default();
             let (cell, gpu) = (made.clone(), gpu.clone());
-            background::run(move || {
+            background::run_apart(move || {
                 // Nobody waits for it any more.
                 if Arc::strong_count(&cell) > 1 {
-                    let _ = cell.set(Slots::make(&gpu));
+                    let slots = Slots::make(&gpu);
+                    gpu.slots_made(slots.as_ref().err());
+                    let _ = cell.set(slots);
                 }
             });
             made
@@ -149,12 +145,8 @@ impl Lendable {
         let slot = match made.get() {
             None => None,
             Some(Ok(slots)) => slots.take(),
-            // It is tried again when something is sent again.
-            Some(Err(error)) => {
-                let error = error.clone();
-                self.made = None;
-                return Err(error);
-            }
+            // The connection ends by it. Its GPU knows for a while, so that what is posted meanwhile on others is refused alone.
+            Some(Err(error)) => return Err(error.clone()),
         };
         self.waits = slot.is_none();
         Ok(slot.map(Arc::new))

@@ -37,7 +37,7 @@ impl Gpus {
     }
 
     /// Memory of `gpu` for `side`.
-    fn on(&self, side: &Side, gpu: u32, len: u64) -> Region<Exposed> {
+    pub(super) fn on(&self, side: &Side, gpu: u32, len: u64) -> Region<Exposed> {
         let memory = Memory::cuda_of(&self.cuda, gpu, len);
         Region::register(&side.pd, memory.map_for(&side.pd).unwrap(), ALL).unwrap()
     }

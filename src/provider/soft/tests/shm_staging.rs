@@ -6,6 +6,7 @@ use super::cuda::{Gpus, traffic};
 use super::shm_hostile::{raw_peer, referring};
 use super::*;
 use crate::cuda::GpuWays;
+use crate::provider::Armed;
 use crate::provider::soft::shm::inspect::play_two_processes;
 use crate::provider::soft::shm::raw::RawPeer;
 use crate::provider::soft::tuning::{SHARED_SLOT_BYTES, SHARED_SLOTS};
@@ -23,6 +24,15 @@ fn staged(profile: Profile) -> Gpus {
 fn allow(g: &Gpus, ways: GpuWays) {
     g.pair.qa().set_gpu_ways(ways);
     g.pair.qb().set_gpu_ways(ways);
+}
+
+/// Two more sides that may stage and nothing else.
+fn another() -> Pair {
+    let mut pair = Pair::new(SoftTransport::Shm, Profile::Default);
+    pair.meet();
+    pair.qa().set_gpu_ways(STAGED);
+    pair.qb().set_gpu_ways(STAGED);
+    pair
 }
 
 /// What was pinned of a connection is let go, elsewhere.
@@ -168,7 +178,8 @@ fn r4_copies_go_ahead_to_as_many_slots_as_there_are_and_nothing_is_sent_that_is_
     post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, len)]);
     g.pair.quiet();
     assert_eq!(g.fake.queued(), SHARED_SLOTS, "a copy for each slot");
-    assert_eq!(traffic(g.pair.qb()).staged.bytes_in, 1);
+    let (a, b) = (traffic(g.pair.qa()).staged, traffic(g.pair.qb()).staged);
+    assert_eq!((a.bytes_out, b.bytes_in), (1, 1), "what has not left does not count");
     g.fake.hold_on(0, false);
     // Now the receiver's GPU is the slow one: its slots do not come back.
     g.fake.hold_on(1, true);
@@ -274,12 +285,31 @@ fn r6_what_cannot_be_made_copied_or_pinned_fails_the_request_or_costs_speed_only
     // Slots cannot be made.
     let mut g = staged(Profile::Default);
     let (from, to) = (g.region(true, MIB, true), g.region(false, MIB, true));
+    let mut has_slots = another();
+    let (its, target) = (g.on(&has_slots.a, 0, MIB), has_slots.b.region(MIB, ALL));
+    post(has_slots.qa(), 1, write_to(&target, 0, None), &[sge(&its, 0, MIB)]);
+    has_slots.wait(1, 0);
     g.fake.refuse("cuMemHostRegister", 1);
     for n in 1..=2 {
         post(g.pair.qa(), n, write_to(&to, 0, None), &[sge(&from, 0, MIB)]);
     }
     let (a, _) = g.pair.wait(2, 0);
     assert_eq!(ids(&a), [(1, WcStatus::LocalQpOperation), (2, WcStatus::Flushed)]);
+    // For a while it is known, and a connection that would need some keeps what it can do without.
+    let mut next = another();
+    let (from, target) = (g.on(&next.a, 0, MIB), next.b.region(MIB, ALL));
+    let mut chain = WrChain::default();
+    chain.push(3, write_to(&target, 0, None), &[sge(&from, 0, MIB)], true, false);
+    let refused = next.qa().post_send(&chain).unwrap_err().source;
+    assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+    assert!(refused.to_string().contains("cuMemHostRegister"), "{refused}");
+    let host = next.a.region(MIB, ALL);
+    post(next.qa(), 4, write_to(&target, 0, None), &[sge(&host, 0, MIB)]);
+    assert_eq!(ids(&next.wait(1, 0).0), [(4, WcStatus::Success)]);
+    // And one that has its own needs none.
+    let target = has_slots.b.region(MIB, ALL);
+    post(has_slots.qa(), 5, write_to(&target, 0, None), &[sge(&its, 0, MIB)]);
+    assert_eq!(ids(&has_slots.wait(1, 0).0), [(5, WcStatus::Success)]);
     // A copy is refused, at the sender and at the receiver.
     for (refused, status) in [(0, WcStatus::LocalQpOperation), (1, WcStatus::RemoteOperation)] {
         let mut g = staged(Profile::Default);
@@ -310,6 +340,59 @@ fn r6_what_cannot_be_made_copied_or_pinned_fails_the_request_or_costs_speed_only
     assert_eq!(ids(&g.pair.wait(1, 0).0), [(2, WcStatus::Success)]);
     assert!(contents(&to, 0, 1 << 20) == pattern(1 << 20, 8));
     assert_eq!(g.fake.pinned(), 1);
+}
+
+/// The driver frees after all that is queued: a kernel of the program may wait for the very bytes that are to be staged.
+#[test]
+fn k5_memory_that_cannot_be_freed_yet_holds_up_no_slots() {
+    play_two_processes();
+    let mut g = Gpus::over(SoftTransport::Shm, Profile::Default);
+    let (from, to) = (g.region(true, 8192, true), g.region(false, 8192, true));
+    post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 8192)]);
+    g.pair.wait(1, 0);
+    assert_eq!(traffic(g.pair.qb()).ipc.bytes_in, 8192);
+    g.fake.stop(Some("cuMemFree"));
+    drop(from);
+    // It is noted in a turn of the queue pair.
+    let other = g.region(true, 4096, false);
+    post(g.pair.qa(), 2, write_to(&to, 0, None), &[sge(&other, 0, 4096)]);
+    post(g.pair.qb(), 3, read_from(&other, 0), &[]);
+    let fake = g.fake.clone();
+    g.pair.until("the memory to come back, and to be freed", |_| fake.stopped() == 1);
+    let mut pair = another();
+    let (from, to) = (g.on(&pair.a, 0, MIB), g.on(&pair.b, 1, MIB));
+    fill(&from, 0, &pattern(1 << 20, 6));
+    post(pair.qa(), 2, write_to(&to, 0, None), &[sge(&from, 0, MIB)]);
+    assert_eq!(ids(&pair.wait(1, 0).0), [(2, WcStatus::Success)]);
+    assert!(contents(&to, 0, 1 << 20) == pattern(1 << 20, 6));
+    // Unpinning waits behind it, on that GPU only.
+    (pair.qa, pair.qb) = (None, None);
+    let fake = g.fake.clone();
+    g.pair.until("the other GPU's to be let go", |_| fake.pinned() == 1);
+    assert_eq!(g.fake.stopped(), 1);
+    g.fake.stop(None);
+    until_unpinned(&mut g);
+}
+
+/// How long a driver takes to pin is its own affair.
+#[test]
+fn r8_who_waits_for_the_slots_of_a_peer_to_be_pinned_sleeps() {
+    let mut g = staged(Profile::Default);
+    let (from, to) = (g.region(true, MIB, true), g.region(false, MIB, true));
+    let host = g.region(false, 64, false);
+    fill(&from, 0, &pattern(1 << 20, 8));
+    // So that the sender has its own.
+    post(g.pair.qa(), 1, write_to(&host, 0, None), &[sge(&from, 0, 64)]);
+    g.pair.wait(1, 0);
+    g.fake.stop(Some("cuMemHostRegister"));
+    post(g.pair.qa(), 2, write_to(&to, 0, None), &[sge(&from, 0, MIB)]);
+    let fake = g.fake.clone();
+    g.pair.until("the peer to pin them", |_| fake.stopped() == 1);
+    g.pair.until("the peer to sleep", |p| p.b.cq.arm().unwrap() == Armed::Armed);
+    assert_eq!(traffic(g.pair.qb()).staged.bytes_in, 0);
+    g.fake.stop(None);
+    assert_eq!(ids(&g.pair.wait(1, 0).0), [(2, WcStatus::Success)]);
+    assert!(contents(&to, 0, 1 << 20) == pattern(1 << 20, 8));
 }
 
 /// Pieces that are no neighbours are one kernel on either side, and go by one slot.

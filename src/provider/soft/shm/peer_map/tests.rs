@@ -113,7 +113,7 @@ fn b1_a_memfd_shorter_than_announced_is_refused() {
         assert!(matches!(e, PeerMapError::TooShort { told: t, .. } if t == told), "{e}");
     }
     let e = PeerMap::map(made(1 << 41, SIZE_SEALS, 0).unwrap(), 4096).unwrap_err();
-    assert!(matches!(e, PeerMapError::TooLarge { size } if size == 1 << 41), "{e}");
+    assert!(matches!(e, PeerMapError::TooLarge { size, .. } if size == 1 << 41), "{e}");
     // A part of a page at the end is readable, and zero.
     let map = PeerMap::map(made(8191, SIZE_SEALS, 0).unwrap(), 100).unwrap();
     assert_eq!((map.len(), byte(&map, 8190)), (8191, 0));
@@ -162,6 +162,27 @@ fn r7_one_memfd_is_one_mapping_and_goes_with_its_last_user() {
     // And comes again.
     let third = PeerMap::map(sent(&owner), 1).unwrap();
     assert_eq!((readers(inode), third.len()), (1, 4 * PAGE));
+}
+
+/// What is pinned on this side's account is of the connection that has lent it as its slots, whoever else lends the same memfd.
+#[test]
+fn b1_a_memfd_that_is_slots_of_one_connection_is_not_for_another() {
+    let owner = owned(4 * PAGE);
+    let inode = inode(owner.memfd_ref().unwrap().fd);
+    let len = owner.memfd_ref().unwrap().len;
+    let before = PeerMap::map(sent(&owner), len).unwrap();
+    let slots = PeerMap::map_slots(sent(&owner), len).unwrap();
+    let after = PeerMap::map(sent(&owner), len).unwrap();
+    let others = PeerMap::map_slots(sent(&owner), len).unwrap();
+    assert_eq!([&before, &slots, &after, &others].map(|map| map.is_of_slots()), [false, true, false, true]);
+    assert!(Arc::ptr_eq(&before, &after) && !Arc::ptr_eq(&slots, &others));
+    assert_eq!(readers(inode), 3);
+    for told in [len - 1, len + 1] {
+        let e = PeerMap::map_slots(sent(&owner), told).unwrap_err();
+        assert!(matches!(e, PeerMapError::TooLarge { .. } | PeerMapError::TooShort { .. }), "{e}");
+    }
+    drop((slots, others));
+    assert_eq!((readers(inode), lock(&MAPPED).keys().any(|file| file.1 == inode)), (1, true));
 }
 
 #[test]
