@@ -55,6 +55,8 @@ pub struct Grant {
     runs: Arc<Vec<(u32, u32)>>,
     /// The position behind the last block of each run.
     ends: Arc<Vec<u32>>,
+    /// All blocks are below.
+    limit: u32,
 }
 
 /// Whom a grant is bound to.
@@ -150,9 +152,11 @@ impl Grant {
         if let Some(w) = sorted.windows(2).find(|w| w[1].0 < w[0].1) {
             return Err(GrantError::Twice { block: w[1].0 });
         }
+        // None overlaps another.
+        let limit = sorted.last().map_or(0, |run| run.1);
         let Binding { owner, bound, connection } = binding;
         let (runs, ends) = (Arc::new(runs), Arc::new(ends));
-        Ok(Self { owner, bound, connection, id, kind: GrantKind::Write, runs, ends })
+        Ok(Self { owner, bound, connection, id, kind: GrantKind::Write, runs, ends, limit })
     }
 
     /// The same for another use, if there is such a use: a grant has at least one layer, and 64 bits number them.
@@ -222,6 +226,11 @@ impl Grant {
 
     pub(crate) fn shared_runs(&self) -> &Arc<Vec<(u32, u32)>> {
         &self.runs
+    }
+
+    /// All blocks are below this one.
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit
     }
 
     /// The block id at `position`, in the owner's pool; `None` beyond the end.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::layout::Layout;
 use super::mapping::MappingError;
 use super::pool::KvPool;
-use super::proto::{Plan, PlanBuilder, PlanError, PoolSeams};
+use super::proto::{List, Plan, PlanBuilder, PlanError, PoolSeams};
 use super::setup::seams_of;
 use super::spans;
 use super::write::{WriteError, WriteRequest};
@@ -87,12 +87,16 @@ fn blocks(request: &WriteRequest, pool: &KvPool, peer: &PeerPool) -> Result<Plan
                     limit: grant.len().into(),
                 });
             }
-            let several = source.runs().len() > 1;
-            if several && builder.push_alike(source.shared_runs(), grant.shared_runs()).map_err(refused)? {
-                return Ok(builder);
+            if source.runs().len().max(grant.runs().len()) > 1 {
+                // What was claimed is of its pool.
+                let limit = if source.pool().same(pool) { pool.layout().blocks() } else { u32::MAX };
+                let from = List { runs: source.shared_runs(), limit };
+                let to = List { runs: grant.shared_runs(), limit: grant.limit() };
+                builder.push_lists(source.len(), from, to).map_err(refused)?;
+            } else {
+                let push = |src, dst, count| builder.push(src, dst, count);
+                whole(source.runs().iter().copied(), grant.runs(), push).map_err(refused)?;
             }
-            let push = |src, dst, count| builder.push(src, dst, count);
-            whole(source.runs().iter().copied(), grant.runs(), push).map_err(refused)?;
         }
         Some(pairs) => {
             let mut taken = Taken::of(grant.len());

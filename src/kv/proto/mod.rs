@@ -103,7 +103,7 @@ pub(crate) use rails::{RailState, TalkRefused};
 pub(crate) use reader::{ReadBy, ReadRequest};
 pub(crate) use {
     config::Credits,
-    plan::{Piece, Plan, PlanBuilder, PlanError},
+    plan::{List, Piece, Plan, PlanBuilder, PlanError},
     seams::{Part, PoolSeams, Seams},
 };
 

@@ -89,6 +89,13 @@ pub(crate) struct PlanBuilder {
     plan: Plan,
 }
 
+/// Runs of blocks of a pool, `(first, count)`, which are all below `limit`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List<'a> {
+    pub(crate) runs: &'a Arc<Vec<(u32, u32)>>,
+    pub(crate) limit: u32,
+}
+
 /// Everything that a transfer copies. Immutable; all bounds have been checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -181,33 +188,18 @@ impl PlanBuilder {
         Ok(Self { runs: RunList::default(), alike: None, units: 0, src_units, dst_units, plan })
     }
 
-    /// Copies runs of the source's pool, `(first block, count)`, to those in their places of the target's, where they are as long: then
-    /// they are all that is copied, and are used as they are, without a list of their own. False, with nothing taken, where they are not.
-    pub(crate) fn push_alike(
-        &mut self,
-        src: &Arc<Vec<(u32, u32)>>,
-        dst: &Arc<Vec<(u32, u32)>>,
-    ) -> Result<bool, PlanError> {
-        // Sums and extremes alone, which cost a nanosecond a run.
-        let (mut unlike, mut least, mut units) = (0, u32::MAX, 0u64);
-        let (mut src_end, mut dst_end) = (0u64, 0u64);
-        for (&(from, count), &(to, len)) in src.iter().zip(&**dst) {
-            unlike |= count ^ len;
-            least = least.min(count);
-            units += u64::from(count);
-            src_end = src_end.max(u64::from(from) + u64::from(count));
-            dst_end = dst_end.max(u64::from(to) + u64::from(count));
+    /// Copies the `blocks` of one list to those in their places of the other, which has as many or more: then they are all that is
+    /// copied. Lists that are alike are used as they are.
+    pub(crate) fn push_lists(&mut self, blocks: u32, src: List<'_>, dst: List<'_>) -> Result<(), PlanError> {
+        debug_assert!(self.units == 0, "they are all that is copied");
+        let runs = Runs::of_lists(src.runs, dst.runs);
+        if src.limit > self.src_units || dst.limit > self.dst_units {
+            // It may be one that is not used.
+            runs.iter().try_for_each(|run| self.check(run.src, run.dst, run.count))?;
         }
-        if unlike != 0 || least == 0 || src.len() > dst.len() || self.units > 0 {
-            return Ok(false);
-        }
-        if src_end > self.src_units.into() || dst_end > self.dst_units.into() {
-            // Which of them it is.
-            src.iter().zip(&**dst).try_for_each(|(&(src, count), &(dst, _))| self.check(src, dst, count))?;
-        }
-        self.units = units;
-        self.alike = Some(Runs::Alike { src: src.clone(), dst: dst.clone() });
-        Ok(true)
+        self.units = blocks.into();
+        self.alike = Some(runs);
+        Ok(())
     }
 
     fn check(&self, src: u32, dst: u32, count: u32) -> Result<(), PlanError> {
@@ -675,33 +667,51 @@ mod tests {
         }
     }
 
-    /// Lists that are alike, run by run, are used as they are: the same bytes, and the same errors.
+    /// Lists of runs are planned in one go, whether they are alike or not: the same bytes as one run after the other, and the same errors.
     #[test]
-    fn k8_lists_that_are_alike_are_planned_as_one_run_after_the_other() {
+    fn k8_lists_of_runs_are_planned_as_one_run_after_the_other() {
         let l = Layout::contiguous(2, 8, 16).expect("valid");
         let (s, d) = (seams(&[(0, 256, 1)]), seams(&[(4096, 256, 2)]));
         let builder = || PlanBuilder::new((&l, &s), (&l, &d)).expect("same layout");
-        let list = |runs: &[(u32, u32)]| Arc::new(runs.to_vec());
-        let (src, dst) = (list(&[(5, 1), (0, 2), (7, 1)]), list(&[(2, 1), (6, 2), (0, 1), (4, 1)]));
-        let (mut shared, mut own) = (builder(), builder());
-        assert!(shared.push_alike(&src, &dst).expect("in range"));
-        src.iter().zip(&*dst).for_each(|(s, d)| own.push(s.0, d.0, s.1).expect("in range"));
-        let (shared, own) = (shared.build().expect("small"), own.build().expect("small"));
-        assert_eq!((shared.bytes(), shared.descriptors()), (own.bytes(), own.descriptors()));
-        assert_eq!(pieces(&shared, 20), pieces(&own, 20));
+        let push = |builder: &mut PlanBuilder, src: &[(u32, u32)], dst: &[(u32, u32)]| {
+            let limit = |runs: &[(u32, u32)]| runs.iter().map(|run| run.0 + run.1).max().unwrap_or(0);
+            let all = src.iter().map(|run| run.1).sum();
+            let (from, to) = (Arc::new(src.to_vec()), Arc::new(dst.to_vec()));
+            let (src, dst) = (List { runs: &from, limit: limit(src) }, List { runs: &to, limit: limit(dst) });
+            builder.push_lists(all, src, dst)
+        };
+        let blocks = |runs: &[(u32, u32)]| {
+            let runs = runs.to_vec();
+            runs.into_iter().flat_map(|(first, count)| first..first + count)
+        };
         for (what, src, dst) in [
-            ("of other lengths", &[(0, 1), (2, 2)][..], &[(0, 2), (2, 1)][..]),
-            ("more than there is room for", &[(0, 1), (2, 1)], &[(0, 1)]),
-            ("a run of nothing", &[(0, 0), (2, 1)], &[(0, 0), (2, 1)]),
+            ("alike", &[(5, 1), (0, 2), (7, 1)][..], &[(2, 1), (6, 2), (0, 1), (4, 1)][..]),
+            ("of other lengths", &[(0, 1), (2, 2)], &[(0, 2), (3, 1)]),
+            ("one to many", &[(1, 6)], &[(7, 1), (0, 2), (4, 1), (5, 1), (2, 1)]),
+            ("many to one", &[(7, 1), (0, 2), (4, 2), (2, 1)], &[(1, 7)]),
+            ("unlike in the middle", &[(0, 1), (2, 2), (5, 1), (7, 1)], &[(6, 1), (4, 1), (1, 2), (3, 1)]),
+            ("runs of nothing", &[(0, 0), (2, 1), (4, 0), (5, 1)], &[(0, 0), (3, 0), (2, 2)]),
+            ("nothing", &[], &[(3, 1)]),
         ] {
-            assert_eq!(builder().push_alike(&list(src), &list(dst)), Ok(false), "{what}");
+            let (mut lists, mut own) = (builder(), builder());
+            push(&mut lists, src, dst).expect("in range");
+            blocks(src).zip(blocks(dst)).for_each(|(s, d)| own.push(s, d, 1).expect("in range"));
+            let (lists, own) = (lists.build().expect("small"), own.build().expect("small"));
+            assert_eq!((lists.bytes(), lists.descriptors()), (own.bytes(), own.descriptors()), "{what}");
+            assert_eq!(pieces(&lists, 20), pieces(&own, 20), "{what}");
         }
         for (side, src, dst) in [("source", (7, 2), (0, 2)), ("target", (0, 2), (7, 2))] {
-            let error = builder().push_alike(&list(&[(1, 1), src]), &list(&[(5, 1), dst])).unwrap_err();
+            let error = push(&mut builder(), &[(1, 1), src], &[(5, 1), dst]).unwrap_err();
             assert_eq!(error, PlanError::OutOfRange { side, unit: "block", block: 7, count: 2, blocks: 8 });
         }
-        let far = builder().push_alike(&list(&[(u32::MAX, 1)]), &list(&[(0, 1)]));
-        assert!(matches!(far, Err(PlanError::OutOfRange { side: "source", .. })), "{far:?}");
+        for (src, dst) in
+            [(&[(u32::MAX - 1, 1)][..], &[(0, 1)][..]), (&[(u32::MAX - 4, 4)], &[(0, 1), (2, 3)])]
+        {
+            let far = push(&mut builder(), src, dst);
+            assert!(matches!(far, Err(PlanError::OutOfRange { side: "source", .. })), "{far:?}");
+        }
+        // What a grant has beyond the source is not looked at.
+        assert_eq!(push(&mut builder(), &[(1, 2)], &[(0, 1), (2, 1), (9, 1)]), Ok(()));
     }
 
     #[test]

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+/// Runs that a list may become more by, when it is cut, until it grows.
+const SPLITS: usize = 64;
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Run {
     pub(super) src: u32,
@@ -25,6 +28,20 @@ pub(super) enum Runs {
 }
 
 impl Runs {
+    /// Blocks of the source, `(first, count)` each, to those in their places of the target, which has as many or more. Lists of which the
+    /// runs are as long, one after the other, are used as they are; others are cut where either has an end.
+    pub(super) fn of_lists(src: &Arc<Vec<(u32, u32)>>, dst: &Arc<Vec<(u32, u32)>>) -> Self {
+        if alike(src, dst) == src.len() {
+            return Self::Alike { src: src.clone(), dst: dst.clone() };
+        }
+        let blocks: u64 = src.iter().map(|run| u64::from(run.1)).sum();
+        // As a rule that is enough.
+        let room = (src.len().max(dst.len()) + SPLITS).min(usize::try_from(blocks).unwrap_or(usize::MAX));
+        let (mut from, mut to) = (Vec::with_capacity(room), Vec::with_capacity(room));
+        cut(src, dst, &mut from, &mut to);
+        Self::Alike { src: from.into(), dst: to.into() }
+    }
+
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Own { first, rest } => {
@@ -53,6 +70,55 @@ impl Runs {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = Run> {
         (0..self.len()).filter_map(|index| self.get(index))
+    }
+}
+
+/// How many runs from the first on are as long in both.
+fn alike(src: &[(u32, u32)], dst: &[(u32, u32)]) -> usize {
+    src.iter().zip(dst).take_while(|(from, to)| from.1 == to.1 && from.1 > 0).count()
+}
+
+/// Adds both lists to `from` and `to`, cut to what they have in common. Long lists are as a rule alike for the most part.
+fn cut<'a>(
+    mut src: &'a [(u32, u32)],
+    mut dst: &'a [(u32, u32)],
+    from: &mut Vec<(u32, u32)>,
+    to: &mut Vec<(u32, u32)>,
+) {
+    loop {
+        let same = alike(src, dst);
+        from.extend_from_slice(&src[..same]);
+        to.extend_from_slice(&dst[..same]);
+        (src, dst) = (&src[same..], &dst[same..]);
+        let (Some(mut s), Some(mut d)) = (next(&mut src), next(&mut dst)) else { return };
+        // Up to where both have an end.
+        loop {
+            let count = s.1.min(d.1);
+            from.push((s.0, count));
+            to.push((d.0, count));
+            // One that leaves 32 bits is refused, wherever it was cut.
+            (s, d) = ((s.0.saturating_add(count), s.1 - count), (d.0.saturating_add(count), d.1 - count));
+            if (s.1, d.1) == (0, 0) {
+                break;
+            }
+            for (run, list) in [(&mut s, &mut src), (&mut d, &mut dst)] {
+                if run.1 == 0 {
+                    let Some(more) = next(list) else { return };
+                    *run = more;
+                }
+            }
+        }
+    }
+}
+
+/// Takes the first run that is of something.
+fn next(list: &mut &[(u32, u32)]) -> Option<(u32, u32)> {
+    loop {
+        let (&run, rest) = list.split_first()?;
+        *list = rest;
+        if run.1 > 0 {
+            return Some(run);
+        }
     }
 }
 
