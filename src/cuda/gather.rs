@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use super::context::Gpu;
 use super::error::CudaError;
 use super::sys::Opaque;
-use crate::background::Lane;
+use crate::background;
 use crate::pages::Pages;
 
 /// A piece of memory, and where it is copied to.
@@ -158,8 +158,7 @@ impl Kernel {
         let made = gpu.kernel.made.get().copied();
         if made.is_none() && !gpu.kernel.being_made.swap(true, Ordering::Relaxed) {
             let gpu = gpu.clone();
-            // Which holds up nothing else that waits.
-            Arc::new(Lane::new()).run(move || {
+            background::run_apart(move || {
                 if let Err(error) = Self::make(&gpu) {
                     tracing::debug!(%error, "pieces are copied one by one");
                 }

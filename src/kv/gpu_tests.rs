@@ -66,14 +66,10 @@ fn check(blocks: &Blocks, round: u64) {
     }
 }
 
-/// Case 31: progress from eight workers, two devices, several queue pairs.
-#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
-async fn r9_case_31_every_call_is_in_the_context_of_its_device_whatever_thread_makes_it() {
-    let (cuda, fake) = Fake::new(2);
-    fake.lag(3);
-    let (tx, rx) = pair(&cuda, 4).await;
+/// The bytes of so many writes of several sizes, each of which has arrived as it was.
+async fn written(tx: &KvChannel, rx: &KvChannel, rounds: u64) -> u64 {
     let mut bytes = 0;
-    for round in 0..50 {
+    for round in 0..rounds {
         let count = 1 + (round as u32 * 7) % BLOCKS;
         let mut blocks = tx.pool().alloc(count).await.unwrap();
         fill(&mut blocks, round);
@@ -84,6 +80,16 @@ async fn r9_case_31_every_call_is_in_the_context_of_its_device_whatever_thread_m
         bytes += landed.0.unwrap().bytes;
         check(arrival.unwrap().blocks(), round);
     }
+    bytes
+}
+
+/// Case 31: progress from eight workers, two devices, several queue pairs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn r9_case_31_every_call_is_in_the_context_of_its_device_whatever_thread_makes_it() {
+    let (cuda, fake) = Fake::new(2);
+    fake.lag(3);
+    let (tx, rx) = pair(&cuda, 4).await;
+    let bytes = written(&tx, &rx, 50).await;
     assert_eq!(fake.wrong(), Vec::<String>::new());
     let (ours, theirs) = (tx.path().gpu, rx.path().gpu);
     assert_eq!((ours.same_process.bytes_out, theirs.same_process.bytes_in), (bytes, bytes), "K9");
@@ -102,18 +108,7 @@ async fn k9_required_staging_on_one_host_lands_by_slots_and_counts_the_payload_a
     let (a, b) = (staged(0).await, staged(1).await);
     let mut listener = b.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let (tx, rx) = tokio::try_join!(a.connect(listener.local_addr()), listener.accept()).unwrap();
-    let mut bytes = 0;
-    for round in 0..20 {
-        let count = 1 + (round as u32 * 7) % BLOCKS;
-        let mut blocks = tx.pool().alloc(count).await.unwrap();
-        fill(&mut blocks, round);
-        let grant = rx.grant(rx.pool().alloc(count).await.unwrap()).unwrap();
-        let write = tx.write(WriteRequest::new(&grant, blocks));
-        let (landed, arrival) =
-            tokio::time::timeout(PATIENCE, async { tokio::join!(write, rx.next_arrival()) }).await.unwrap();
-        bytes += landed.0.unwrap().bytes;
-        check(arrival.unwrap().blocks(), round);
-    }
+    let bytes = written(&tx, &rx, 20).await;
     let (ours, theirs) = (tx.path().gpu, rx.path().gpu);
     assert_eq!((ours.staged.bytes_out, theirs.staged.bytes_in), (bytes, bytes), "K9");
     assert_eq!((ours.same_process, theirs.same_process, theirs.host), Default::default());

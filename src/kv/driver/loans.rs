@@ -48,7 +48,7 @@ pub(super) struct Asked {
 /// Bytes of a request from which on its plan would hold a worker up (R9).
 const LONG: usize = 64 << 10;
 
-/// A request that is planned on a thread for what blocks. A runtime that is gone plans nothing.
+/// A request that is planned on the thread of the channel's plans.
 pub(super) struct Planning {
     driver: Arc<KvDriver>,
     grant: u64,

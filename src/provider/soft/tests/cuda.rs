@@ -11,6 +11,8 @@ use crate::cuda::{Cuda, GpuWays};
 use crate::provider::soft::frame::{DESC, Desc, HEADER, Opcode, PREAMBLE, Preamble};
 use crate::provider::soft::shm::inspect::{lends, lent_to_us, play_two_processes};
 
+pub(super) const MIB: u64 = 1 << 20;
+
 /// Two sides, and a driver with two GPUs.
 pub(super) struct Gpus {
     pub(super) pair: Pair,
@@ -40,6 +42,54 @@ impl Gpus {
     pub(super) fn on(&self, side: &Side, gpu: u32, len: u64) -> Region<Exposed> {
         let memory = Memory::cuda_of(&self.cuda, gpu, len);
         Region::register(&side.pd, memory.map_for(&side.pd).unwrap(), ALL).unwrap()
+    }
+
+    /// `size` bytes by a SEND and by a WRITE from A to B, and by a READ back: each brings what was sent. `n` tells the data apart.
+    pub(super) fn carries(
+        &mut self,
+        profile: Profile,
+        (from, to): (&Region<Exposed>, &Region<Exposed>),
+        (n, size): (u64, usize),
+    ) {
+        let here = [sge(from, 1, size as u64)];
+        let data = pattern(size, n);
+        fill(from, 1, &data);
+        recv(self.pair.qb(), 5, Some(sge(to, 3, size as u64)));
+        post(self.pair.qa(), 6, SendOp::Send { imm: None }, &here);
+        let (a, b) = self.pair.wait(1, 1);
+        assert_eq!((ids(&a), ids(&b)), (vec![(6, WcStatus::Success)], vec![(5, WcStatus::Success)]));
+        assert!(contents(to, 3, size) == data, "{profile} SEND of {size}");
+
+        let data = pattern(size, n + 100);
+        fill(from, 1, &data);
+        post(self.pair.qa(), 7, write_to(to, 9, None), &here);
+        assert_eq!(ids(&self.pair.wait(1, 0).0), [(7, WcStatus::Success)]);
+        self.pair.quiet();
+        if profile.completes_at_hand_off() {
+            // A completion says less there; a READ behind it says that it is there.
+            post(self.pair.qa(), 8, read_from(to, 9), &[sge(from, 1, 1)]);
+            self.pair.wait(1, 0);
+        }
+        assert!(contents(to, 9, size) == data, "{profile} WRITE of {size}");
+
+        // The other way round: B's memory is read into A's.
+        let data = pattern(size, n + 200);
+        fill(to, 9, &data);
+        post(self.pair.qa(), 9, read_from(to, 9), &here);
+        assert_eq!(ids(&self.pair.wait(1, 0).0), [(9, WcStatus::Success)]);
+        assert!(contents(from, 1, size) == data, "{profile} READ of {size}");
+    }
+
+    /// A source that is deregistered while it is being copied is waited for.
+    pub(super) fn waits_for_copies(&mut self, from: Region<Exposed>, to: &Region<Exposed>) {
+        self.fake.hold(true);
+        post(self.pair.qa(), 3, write_to(to, 0, None), &[sge(&from, 0, MIB)]);
+        self.pair.quiet();
+        assert!(self.fake.queued() > 0);
+        drop(from);
+        assert_eq!(self.fake.queued(), 0, "its copies were waited for");
+        self.fake.hold(false);
+        self.pair.until("the write to end", |p| !p.a.seen.is_empty());
     }
 
     fn check(&self) {
@@ -82,36 +132,7 @@ fn r2_every_operation_with_memory_of_a_gpu_moves_its_bytes_on_every_profile() {
                     if size as u64 > profile.capabilities().max_msg_size.min(room / 2) {
                         continue;
                     }
-                    let here = [sge(&from, 1, size as u64)];
-                    let data = pattern(size, n as u64);
-                    fill(&from, 1, &data);
-                    recv(g.pair.qb(), 5, Some(sge(&to, 3, size as u64)));
-                    post(g.pair.qa(), 6, SendOp::Send { imm: None }, &here);
-                    let (a, b) = g.pair.wait(1, 1);
-                    assert_eq!(
-                        (ids(&a), ids(&b)),
-                        (vec![(6, WcStatus::Success)], vec![(5, WcStatus::Success)])
-                    );
-                    assert_eq!(contents(&to, 3, size), data, "{profile} SEND of {size}");
-
-                    let data = pattern(size, n as u64 + 100);
-                    fill(&from, 1, &data);
-                    post(g.pair.qa(), 7, write_to(&to, 9, None), &here);
-                    assert_eq!(ids(&g.pair.wait(1, 0).0), [(7, WcStatus::Success)]);
-                    g.pair.quiet();
-                    if profile.completes_at_hand_off() {
-                        // A completion says less there; a READ behind it says that it is there.
-                        post(g.pair.qa(), 8, read_from(&to, 9), &[sge(&from, 1, 1)]);
-                        g.pair.wait(1, 0);
-                    }
-                    assert_eq!(contents(&to, 9, size), data, "{profile} WRITE of {size}");
-
-                    // The other way round: B's memory is read into A's.
-                    let data = pattern(size, n as u64 + 200);
-                    fill(&to, 9, &data);
-                    post(g.pair.qa(), 9, read_from(&to, 9), &here);
-                    assert_eq!(ids(&g.pair.wait(1, 0).0), [(9, WcStatus::Success)]);
-                    assert_eq!(contents(&from, 1, size), data, "{profile} READ of {size}");
+                    g.carries(profile, (&from, &to), (n as u64, size));
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::cuda::{Gpus, traffic};
+use super::cuda::{Gpus, MIB, traffic};
 use super::shm_hostile::{raw_peer, referring};
 use super::*;
 use crate::cuda::GpuWays;
@@ -11,7 +11,6 @@ use crate::provider::soft::shm::inspect::play_two_processes;
 use crate::provider::soft::shm::raw::RawPeer;
 use crate::provider::soft::tuning::{SHARED_SLOT_BYTES, SHARED_SLOTS};
 
-const MIB: u64 = 1 << 20;
 const STAGED: GpuWays = GpuWays { ipc: false, staged: true };
 
 /// Two sides of one host that may stage and nothing else.
@@ -57,31 +56,7 @@ fn r2_every_operation_is_staged_on_every_profile() {
                     if size as u64 > profile.capabilities().max_msg_size.min(room - 16) {
                         continue;
                     }
-                    let here = [sge(&from, 1, size as u64)];
-                    let data = pattern(size, n as u64);
-                    fill(&from, 1, &data);
-                    recv(g.pair.qb(), 5, Some(sge(&to, 3, size as u64)));
-                    post(g.pair.qa(), 6, SendOp::Send { imm: None }, &here);
-                    let (a, b) = g.pair.wait(1, 1);
-                    assert_eq!(
-                        (ids(&a), ids(&b)),
-                        (vec![(6, WcStatus::Success)], vec![(5, WcStatus::Success)])
-                    );
-                    assert!(contents(&to, 3, size) == data, "{profile} SEND of {size}");
-
-                    let data = pattern(size, n as u64 + 100);
-                    fill(&from, 1, &data);
-                    post(g.pair.qa(), 7, write_to(&to, 9, None), &here);
-                    assert_eq!(ids(&g.pair.wait(1, 0).0), [(7, WcStatus::Success)]);
-                    g.pair.quiet();
-                    assert!(contents(&to, 9, size) == data, "{profile} WRITE of {size}");
-
-                    // The other way round: B's memory is read into A's.
-                    let data = pattern(size, n as u64 + 200);
-                    fill(&to, 9, &data);
-                    post(g.pair.qa(), 9, read_from(&to, 9), &here);
-                    assert_eq!(ids(&g.pair.wait(1, 0).0), [(9, WcStatus::Success)]);
-                    assert!(contents(&from, 1, size) == data, "{profile} READ of {size}");
+                    g.carries(profile, (&from, &to), (n as u64, size));
                 }
                 let (a, b) = (traffic(g.pair.qa()), traffic(g.pair.qb()));
                 assert_eq!((a.ipc, a.same_process, b.ipc, b.same_process), Default::default());
@@ -270,14 +245,7 @@ fn r1_a_deregistered_source_is_not_read_any_more() {
     let (from, to) = (g.region(true, MIB, true), g.region(false, MIB, true));
     post(g.pair.qa(), 1, write_to(&to, 0, None), &[sge(&from, 0, 1)]);
     g.pair.wait(1, 0);
-    g.fake.hold(true);
-    post(g.pair.qa(), 3, write_to(&to, 0, None), &[sge(&from, 0, MIB)]);
-    g.pair.quiet();
-    assert!(g.fake.queued() > 0);
-    drop(from);
-    assert_eq!(g.fake.queued(), 0, "its copies were waited for");
-    g.fake.hold(false);
-    g.pair.until("the write to end", |p| !p.a.seen.is_empty());
+    g.waits_for_copies(from, &to);
 }
 
 #[test]

@@ -1,10 +1,8 @@
 //! Staging over TCP, by a recorded driver: what is copied while what is sent, who may have a source back when, what an end leaves.
 
-use super::cuda::{Gpus, traffic};
+use super::cuda::{Gpus, MIB, traffic};
 use super::*;
 use crate::provider::soft::tuning::FRAMES_AHEAD;
-
-const MIB: u64 = 1 << 20;
 
 fn over_tcp() -> Gpus {
     Gpus::over(SoftTransport::Tcp, Profile::Default)
@@ -82,14 +80,7 @@ fn k1_slots_are_used_again_only_when_they_are_copied() {
 fn r1_a_deregistered_source_is_not_read_any_more() {
     let mut g = over_tcp();
     let (from, to) = (g.region(true, MIB, true), g.region(false, MIB, true));
-    g.fake.hold(true);
-    post(g.pair.qa(), 3, write_to(&to, 0, None), &[sge(&from, 0, MIB)]);
-    g.pair.quiet();
-    assert!(g.fake.queued() > 0);
-    drop(from);
-    assert_eq!(g.fake.queued(), 0, "its copies were waited for");
-    g.fake.hold(false);
-    g.pair.until("the write to end", |p| !p.a.seen.is_empty());
+    g.waits_for_copies(from, &to);
 }
 
 #[test]
